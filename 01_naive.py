@@ -1,0 +1,174 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["torch", "triton", "numpy", "matplotlib", "pandas", "tqdm"]
+# ///
+"""Step 1: one program computes one element of C = A @ B, from a row of A and a column of B. In NumPy:
+
+    for m in range(M):
+        row = A[m, :]                              # M rows are loaded
+        for n in range(N):
+            C[m, n] = (row * B[:, n]).sum()        # and M N columns
+
+That is M (N + 1) rows and columns loaded, of M + N that there are. The kernel's M N programs share not even
+the row: it asks for 2 M N. The next steps cut this number.
+"""
+import argparse
+import itertools
+import unittest
+
+if __name__ == "__main__":
+    import common
+import torch
+import triton
+import triton.language as tl
+
+DTYPES = torch.float16, torch.bfloat16, torch.float32
+INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
+if triton.knobs.runtime.interpret != INTERPRETED:
+    raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
+
+
+@triton.jit
+def naive_kernel(
+    a_ptr, b_ptr, c_ptr,
+    N, K,
+    stride_am, stride_ak,
+    stride_bk, stride_bn,
+    BLOCK_K: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    m, n = (pid // N).to(tl.int64), (pid % N).to(tl.int64)  # offsets pass 2**31
+
+    acc = tl.zeros((BLOCK_K,), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        offs_k = k + tl.arange(0, BLOCK_K).to(tl.int64)
+        a = tl.load(a_ptr + m * stride_am + offs_k * stride_ak, mask=offs_k < K, other=0.0)  # (BLOCK_K,)
+        b = tl.load(b_ptr + offs_k * stride_bk + n * stride_bn, mask=offs_k < K, other=0.0)  # (BLOCK_K,)
+        acc += a.to(tl.float32) * b.to(tl.float32)
+
+    tl.store(c_ptr + pid, tl.sum(acc).to(c_ptr.dtype.element_ty))
+
+
+def naive_matmul(a, b):
+    """C = A @ B, a (M, K) and b (K, N), any strides, both float16, bfloat16 or float32, summed in float32.
+
+    C is (M, N), contiguous, of their dtype. float32 is multiplied in float32: no tl.dot, no tf32.
+    TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: a gradient is wanted (forward only).
+    """
+    for x in (a, b):
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.is_neg():
+            raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a strided tensor, no lazy negation")
+    if a.dtype != b.dtype or a.dtype not in DTYPES:
+        raise TypeError(f"a is {a.dtype}, b is {b.dtype}: must be the same, one of {DTYPES}")
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or max(a.shape + b.shape) >= 2**31:
+        raise ValueError(f"a is {tuple(a.shape)}, b is {tuple(b.shape)}: must be (M, K), (K, N), < 2**31")
+    if a.device != b.device or not (a.is_cuda or a.is_cpu and INTERPRETED):
+        raise ValueError(f"a is on {a.device}, b is on {b.device}: must be on one GPU, or on the CPU with "
+                         "TRITON_INTERPRET=1 set before Python imports triton")
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        raise RuntimeError("a or b requires grad, but there is no backward: detach it or use torch.no_grad()")
+    (M, K), N = a.shape, b.shape[1]
+    if M * N >= 2**31:
+        raise ValueError(f"M * N = {M} * {N}: must be below 2**31, the number of programs in a grid")
+    if 0 in (M, N, K):
+        return a.new_zeros(M, N)
+    if INTERPRETED and a.dtype == torch.bfloat16:  # the interpreter truncates where it should round
+        return naive_matmul(a.float(), b.float()).bfloat16()
+
+    c = a.new_empty(M, N)
+    with torch.cuda.device_of(a):
+        naive_kernel[(M * N,)](a, b, c, N, K, *a.stride(), *b.stride(), BLOCK_K=256)
+    return c
+
+
+def views(rows, columns, dtype):
+    """Values from {-1, 0, 1}, which sum exactly: contiguous, transposed, cut out of NaN, expanded."""
+    if not (INTERPRETED or torch.cuda.is_available()):
+        raise unittest.SkipTest("needs a GPU, or TRITON_INTERPRET=1 set before Python imports triton")
+    x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").to(dtype)
+    cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan)[3:-6, 5:-4]
+    return x, x.T.contiguous().T, cut, x[:1].expand(rows, columns)
+
+
+def test_exact():
+    """Values from {-1, 0, 1} in every size, layout and dtype: bitwise the float64 product."""
+    sizes = (8, 8, 256), (1, 1, 1), (1, 20, 33), (19, 1, 64), (4, 5, 1), (9, 7, 300)
+    empty = (0, 9, 9), (9, 0, 9), (9, 9, 0)
+    for (M, N, K), dtype in itertools.product(sizes + empty, DTYPES):
+        for a, b in itertools.product(views(M, K, dtype), views(K, N, dtype)):
+            torch.full((M, N), torch.nan, dtype=dtype, device=a.device)  # freed at once: C may lie there
+            exact = (a.double() @ b.double()).to(dtype)
+            torch.testing.assert_close(naive_matmul(a, b), exact, rtol=0, atol=0)
+
+
+def test_rounding():
+    """Normal values: the error is within half an ulp of C and K float32 roundings of |A| @ |B|."""
+    for dtype in DTYPES:
+        a, b = (torch.randn_like(views(30, 30, dtype)[0]) for _ in range(2))
+        exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        bound = torch.finfo(dtype).eps / 2 * exact.abs() + 30 * 2**-24 * scale
+        assert ((naive_matmul(a, b) - exact).abs() <= bound).all(), dtype
+
+
+def test_refusals():
+    """Bad input raises the right exception, and its message shows it."""
+    x = views(4, 4, torch.float32)[0]
+    one = x[:1, :1]
+    for error, words, a, b in [
+        (TypeError, "list", x.tolist(), x),
+        (TypeError, "sparse", x.to_sparse(), x),
+        (TypeError, "float16.*float32", x.half(), x), (TypeError, "int64", x.long(), x.long()),
+        (ValueError, r"\(4,\)", x[0], x), (ValueError, r"\(4, 3\)", x[:, :3], x),
+        (ValueError, "meta", x, x.to("meta")), (ValueError, "2147483648", one.expand(2**31, 1), one),
+        (ValueError, "65536", one.expand(65536, 1), one.expand(1, 65536)),
+        (RuntimeError, "grad", x, x.clone().requires_grad_()),
+        *[(ValueError, "TRITON_INTERPRET", x.cpu(), x.cpu())][INTERPRETED:],
+    ]:
+        with unittest.TestCase().assertRaisesRegex(error, words):
+            naive_matmul(a, b)
+
+
+def benchmark(folder):
+    """float16 squares; the float32 product 8192 x 6144 x 4096, ten times; a line for the README's table."""
+    from tqdm import tqdm
+
+    products = {"torch.matmul": torch.matmul, "naive_matmul": naive_matmul}
+
+    def rates(M, N, K, name):
+        a = torch.randn(M, K, dtype=torch.float16, device="cuda")
+        b = torch.randn(K, N, dtype=torch.float16, device="cuda")
+        ms = triton.testing.do_bench(lambda: products[name](a, b), quantiles=[0.5, 0.95, 0.05])
+        return [common.tflops(M, N, K, t) for t in ms]
+
+    squares = triton.testing.Benchmark(
+        ["M", "N", "K"], tqdm(range(256, 2049, 128)), "name", list(products), list(products),
+        "01_naive", {}, ylabel="TFLOPS")
+    triton.testing.perf_report(squares)(rates).run(print_data=True, save_path=folder)
+
+    a, b = torch.randn(8192, 4096, device="cuda"), torch.randn(4096, 6144, device="cuda")
+    for precision, (name, product) in itertools.product(("highest", "high"), products.items()):
+        torch.set_float32_matmul_precision(precision)
+        error = (product(a, b) - a.double() @ b.double()).abs().max()
+        ticks = [torch.cuda.Event(enable_timing=True) for _ in range(11)]
+        for tick in ticks:
+            tick.record()
+            product(a, b)
+        torch.cuda.synchronize()
+        ms = torch.tensor([start.elapsed_time(end) for start, end in itertools.pairwise(ticks)])
+        rate = common.tflops(8192, 6144, 4096, ms)
+        print(f"8192x6144x4096 float32 {precision:8} {name:14} max error {error:.1e}, "
+              f"{ms.median():.3f} ± {ms.std():.3f} ms, {rate.median():.1f} ± {rate.std():.1f} TFLOPS")
+
+    theirs, ours = (rates(4096, 4096, 4096, name)[0] for name in products)
+    print(f"| 01 | {ours:.0f} TFLOPS | {ours / theirs:.2f} of torch.matmul |")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--benchmark", action="store_true", help="then time it against torch.matmul")
+    folder = common.results() if parser.parse_args().benchmark else None
+    for test in test_exact, test_rounding, test_refusals:
+        test()
+        print("passed:", test.__doc__)
+    if folder:
+        benchmark(folder)

@@ -1,0 +1,184 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = ["torch", "triton", "numpy", "matplotlib", "pandas", "tqdm"]
+# ///
+"""Step 3: as step 2, but B is first laid out as its transpose (N, K), so that both tiles are read along K.
+
+            b = B.T[pid_n * BLOCK :][:BLOCK, k : k + BLOCK_K]
+            acc += a @ b.T
+
+The copy costs a pass over B, and nothing where b is the transpose of a contiguous tensor. Whether it pays is
+to be measured: it depends on how the tensor core wants its B, and so on the dtype.
+"""
+import argparse
+import itertools
+import unittest
+
+if __name__ == "__main__":
+    import common
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+DTYPES = torch.float16, torch.bfloat16, torch.float32
+INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
+if triton.knobs.runtime.interpret != INTERPRETED:
+    raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
+
+
+@triton.jit
+def block_kernel(
+    a_desc, b_desc, c_desc,
+    K,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+):
+    offs_m, offs_n = tl.program_id(0) * BLOCK, tl.program_id(1) * BLOCK
+
+    acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        a = a_desc.load([offs_m, k])  # (BLOCK, BLOCK_K)
+        b = b_desc.load([offs_n, k])  # (BLOCK, BLOCK_K)
+        acc = tl.dot(a, b.T, acc=acc, input_precision=PRECISION)
+
+    c_desc.store([offs_m, offs_n], acc.to(c_desc.dtype))
+
+
+def descriptor(x, block_shape):
+    """Tensor descriptor of x, or of a copy where none takes x as it lies."""
+    (rows, columns), (stride_row, stride_column) = x.shape, x.stride()
+    if stride_column != 1 or stride_row < columns or stride_row * x.itemsize % 16 or x.data_ptr() % 16:
+        x = x.new_empty(rows, triton.cdiv(columns, 8) * 8)[:, :columns].copy_(x)
+    return TensorDescriptor.from_tensor(x, block_shape)
+
+
+def coalesced_block_matmul(a, b):
+    """C = A @ B, a (M, K) and b (K, N), any strides, both float16, bfloat16 or float32, summed in float32.
+
+    C is (M, N), contiguous, of their dtype. float32 obeys torch.set_float32_matmul_precision: ieee or tf32.
+    TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: a gradient is wanted (forward only).
+    """
+    for x in (a, b):
+        if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.is_neg():
+            raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a strided tensor, no lazy negation")
+    if a.dtype != b.dtype or a.dtype not in DTYPES:
+        raise TypeError(f"a is {a.dtype}, b is {b.dtype}: must be the same, one of {DTYPES}")
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or max(a.shape + b.shape) >= 2**31:
+        raise ValueError(f"a is {tuple(a.shape)}, b is {tuple(b.shape)}: must be (M, K), (K, N), < 2**31")
+    if a.device != b.device or not (a.is_cuda or a.is_cpu and INTERPRETED):
+        raise ValueError(f"a is on {a.device}, b is on {b.device}: must be on one GPU, or on the CPU with "
+                         "TRITON_INTERPRET=1 set before Python imports triton")
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        raise RuntimeError("a or b requires grad, but there is no backward: detach it or use torch.no_grad()")
+    (M, K), N = a.shape, b.shape[1]
+    BLOCK, BLOCK_K = 64 if a.dtype == torch.float32 else 128, 64
+    if N > 65535 * BLOCK:
+        raise ValueError(f"N is {N}: must be at most {65535 * BLOCK}, what the grid's second axis holds")
+    if 0 in (M, N, K):
+        return a.new_zeros(M, N)
+    if INTERPRETED and a.dtype == torch.bfloat16:  # the interpreter multiplies its bit patterns
+        return coalesced_block_matmul(a.float(), b.float()).bfloat16()
+
+    c_desc = descriptor(a.new_empty(M, N), [BLOCK, BLOCK])
+    with torch.cuda.device_of(a):
+        block_kernel[triton.cdiv(M, BLOCK), triton.cdiv(N, BLOCK)](
+            descriptor(a, [BLOCK, BLOCK_K]), descriptor(b.T, [BLOCK, BLOCK_K]), c_desc,
+            K, BLOCK, BLOCK_K, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
+        )
+    return c_desc.base.contiguous()
+
+
+def views(rows, columns, dtype):
+    """Values from {-1, 0, 1}, which sum exactly: contiguous, transposed, cut out of NaN, expanded."""
+    if not (INTERPRETED or torch.cuda.is_available()):
+        raise unittest.SkipTest("needs a GPU, or TRITON_INTERPRET=1 set before Python imports triton")
+    x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").to(dtype)
+    cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan)[3:-6, 5:-4]
+    return x, x.T.contiguous().T, cut, x[:1].expand(rows, columns)
+
+
+def test_exact():
+    """Values from {-1, 0, 1} in every size, layout and dtype: bitwise the float64 product."""
+    sizes = (128, 128, 128), (1, 1, 1), (1, 70, 33), (129, 1, 64), (40, 50, 1), (130, 127, 65)
+    empty = (0, 9, 9), (9, 0, 9), (9, 9, 0)
+    for (M, N, K), dtype in itertools.product(sizes + empty, DTYPES):
+        for a, b in itertools.product(views(M, K, dtype), views(K, N, dtype)):
+            torch.full((M, N), torch.nan, dtype=dtype, device=a.device)  # freed at once: C may lie there
+            exact = (a.double() @ b.double()).to(dtype)
+            torch.testing.assert_close(coalesced_block_matmul(a, b), exact, rtol=0, atol=0)
+
+
+def test_rounding():
+    """Normal values: the error is within half an ulp of C and K float32 roundings of |A| @ |B|."""
+    for dtype in DTYPES:
+        a, b = (torch.randn_like(views(300, 300, dtype)[0]) for _ in range(2))
+        exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+        bound = torch.finfo(dtype).eps / 2 * exact.abs() + 300 * 2**-24 * scale
+        assert ((coalesced_block_matmul(a, b) - exact).abs() <= bound).all(), dtype
+
+
+def test_refusals():
+    """Bad input raises the right exception, and its message shows it."""
+    x = views(4, 4, torch.float32)[0]
+    one = x[:1, :1]
+    for error, words, a, b in [
+        (TypeError, "list", x.tolist(), x),
+        (TypeError, "sparse", x.to_sparse(), x),
+        (TypeError, "float16.*float32", x.half(), x), (TypeError, "int64", x.long(), x.long()),
+        (ValueError, r"\(4,\)", x[0], x), (ValueError, r"\(4, 3\)", x[:, :3], x),
+        (ValueError, "meta", x, x.to("meta")), (ValueError, "2147483648", one.expand(2**31, 1), one),
+        (ValueError, "4194241", one, one.expand(1, 65535 * 64 + 1)),
+        (RuntimeError, "grad", x, x.clone().requires_grad_()),
+        *[(ValueError, "TRITON_INTERPRET", x.cpu(), x.cpu())][INTERPRETED:],
+    ]:
+        with unittest.TestCase().assertRaisesRegex(error, words):
+            coalesced_block_matmul(a, b)
+
+
+def benchmark(folder):
+    """float16 squares; the float32 product 8192 x 6144 x 4096, ten times; a line for the README's table."""
+    from tqdm import tqdm
+
+    products = {"torch.matmul": torch.matmul, "coalesced_block_matmul": coalesced_block_matmul}
+    products["transpose apart"] = coalesced_block_matmul  # with b as it would be after the transpose
+
+    def rates(M, N, K, name):
+        a = torch.randn(M, K, dtype=torch.float16, device="cuda")
+        b = torch.randn(K, N, dtype=torch.float16, device="cuda")
+        b = b.T.contiguous().T if name == "transpose apart" else b
+        ms = triton.testing.do_bench(lambda: products[name](a, b), quantiles=[0.5, 0.95, 0.05])
+        return [common.tflops(M, N, K, t) for t in ms]
+
+    squares = triton.testing.Benchmark(
+        ["M", "N", "K"], tqdm(range(256, 4097, 128)), "name", list(products), list(products),
+        "03_coalesced", {}, ylabel="TFLOPS")
+    triton.testing.perf_report(squares)(rates).run(print_data=True, save_path=folder)
+
+    a, b = torch.randn(8192, 4096, device="cuda"), torch.randn(4096, 6144, device="cuda")
+    for precision, (name, product) in itertools.product(("highest", "high"), products.items()):
+        torch.set_float32_matmul_precision(precision)
+        b = b.T.contiguous().T if name == "transpose apart" else b.contiguous()
+        error = (product(a, b) - a.double() @ b.double()).abs().max()
+        ticks = [torch.cuda.Event(enable_timing=True) for _ in range(11)]
+        for tick in ticks:
+            tick.record()
+            product(a, b)
+        torch.cuda.synchronize()
+        ms = torch.tensor([start.elapsed_time(end) for start, end in itertools.pairwise(ticks)])
+        rate = common.tflops(8192, 6144, 4096, ms)
+        print(f"8192x6144x4096 float32 {precision:8} {name:22} max error {error:.1e}, "
+              f"{ms.median():.3f} ± {ms.std():.3f} ms, {rate.median():.1f} ± {rate.std():.1f} TFLOPS")
+
+    theirs, ours, _ = (rates(4096, 4096, 4096, name)[0] for name in products)
+    print(f"| 03 | {ours:.0f} TFLOPS | {ours / theirs:.2f} of torch.matmul |")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--benchmark", action="store_true", help="then time it against torch.matmul")
+    folder = common.results() if parser.parse_args().benchmark else None
+    for test in test_exact, test_rounding, test_refusals:
+        test()
+        print("passed:", test.__doc__)
+    if folder:
+        benchmark(folder)

@@ -1,0 +1,36 @@
+"""Each numbered script, alone in an empty folder under another name, is a module like any other.
+
+Imported in a fresh process with TRITON_INTERPRET=1 it multiplies ragged matrices exactly, prints nothing,
+leaves the environment alone and imports no common.py.
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+WRAPPERS = {
+    "01_naive.py": "naive_matmul",
+    "02_block_matmul.py": "block_matmul",
+    "03_coalesced.py": "coalesced_block_matmul",
+    "04_autotune_grouped.py": "matmul",
+}
+USE = """
+import os, sys
+import torch
+before = dict(os.environ)
+import pasted
+a, b = torch.randint(-1, 2, (33, 47)).half(), torch.randint(-1, 2, (47, 31)).half()
+assert torch.equal(pasted.{wrapper}(a, b), (a.double() @ b.double()).half()), "wrong product"
+assert dict(os.environ) == before, "environment changed"
+assert "common" not in sys.modules, "common.py imported"
+"""
+
+for script, wrapper in WRAPPERS.items():
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(pathlib.Path(__file__).parents[1] / script, pathlib.Path(folder, "pasted.py"))
+        done = subprocess.run([sys.executable, "-c", USE.format(wrapper=wrapper)], cwd=folder, text=True,
+                              capture_output=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+        assert done.returncode == 0 and not done.stdout + done.stderr, (script, done.stdout, done.stderr)
+        print(f"{script}: a pasted copy works and is silent")

@@ -2,9 +2,11 @@
 # Run the scripts' unit tests, all or by number, and hand further flags to each: ./run_all.sh [01 ...] [--benchmark]
 # With $PYTHON if it is set, with python3 if it has torch and triton, else with .venv, which is then set up here.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
+python=$(command -v "${PYTHON:-python3}") || { echo "${PYTHON:-python3}: no such Python" >&2 && exit 1; }
+[[ $python == /* ]] || python=$PWD/$python
+CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
 
-scripts=() flags=()
+scripts=() flags=() passed=0 failed=()
 for argument in "$@"; do
     case $argument in
         01 | 02 | 03 | 04) scripts+=("$argument"_*.py) ;;
@@ -14,21 +16,21 @@ done
 [ ${#scripts[@]} -gt 0 ] || scripts=(0[1-4]_*.py)
 
 ready() { "$1" -c "import numpy, torch, triton" 2>/dev/null; }
-python=${PYTHON:-python3}
-if [ -z "${PYTHON:-}" ] && ! ready python3; then
-    python=.venv/bin/python
-    if ! ready $python; then
+if [ -z "${PYTHON:-}" ] && ! ready "$python"; then
+    if ! ready .venv/bin/python; then
         echo "python3 lacks numpy, torch or triton: setting up .venv with them, once (some 6 GB)"
         packages=(torch triton numpy matplotlib pandas tqdm)
         if command -v uv >/dev/null; then
-            uv venv --quiet --allow-existing .venv && uv pip install --quiet --python $python "${packages[@]}"
+            uv venv --quiet --allow-existing .venv
+            uv pip install --quiet --python .venv/bin/python "${packages[@]}"
         else
-            python3 -m venv .venv && $python -m pip install --quiet "${packages[@]}"
+            "$python" -m venv .venv
+            .venv/bin/python -m pip install --quiet "${packages[@]}"
         fi
     fi
+    python=.venv/bin/python
 fi
 
-passed=0 failed=()
 for script in "${scripts[@]}"; do
     echo "=== $script"
     if "$python" "$script" ${flags[@]+"${flags[@]}"}; then passed=$((passed + 1)); else failed+=("$script"); fi

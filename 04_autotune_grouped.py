@@ -172,12 +172,13 @@ def operand_like(first):
 
 
 def fitting(configs, _, **args):
-    """The configs for this M, by TMA where it fits; by pointers where the host's time would show."""
-    tma = args["FITS_TMA"] and (args["M_KEY"] + args["N"]) * args["K"] >= 2**19
-    ieee = args["a"].dtype == torch.float32 and args["PRECISION"] == "ieee"
+    """The configs for this size: by TMA where it fits, by pointers where the host's time would show."""
+    M, N, ieee = args["M_KEY"], args["N"], args["a"].dtype == torch.float32 and args["PRECISION"] == "ieee"
+    tma = args["FITS_TMA"] and (M + N) * args["K"] >= 2**19
     widest = 64 if ieee else 256  # without tensor cores larger tiles only take longer to compile
     return [config for config in configs for meta in [config.kwargs]
-            if meta["TMA"] in (tma, tma and not ieee) and (meta["BLOCK_M"] == 16) == (args["M"] <= 16)
+            if meta["TMA"] in (tma, tma and not ieee) and (meta["BLOCK_M"] == 16) == (M <= 16)
+            and meta["BLOCK_M"] * meta["PIECES"] < 2 * max(M, 64) and meta["BLOCK_N"] < 2 * max(N, 64)
             and max(meta["BLOCK_M"], meta["BLOCK_N"]) <= widest]
 
 

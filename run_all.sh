@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run the scripts' unit tests, all or by number, and hand further flags to each: ./run_all.sh [01 ...] [--benchmark]
-# With $PYTHON if it is set, with python3 if it has torch and triton, else with .venv, which is then set up here.
+# Run the unit tests of all scripts or of some, with further flags for each: ./run_all.sh [01 ...] [--benchmark]
+# With $PYTHON if it is set, with python3 if it has torch and triton, else with .venv, which is set up here.
 set -euo pipefail
 python=$(command -v "${PYTHON:-python3}") || { echo "${PYTHON:-python3}: no such Python" >&2 && exit 1; }
 [[ $python == /* ]] || python=$PWD/$python
@@ -33,7 +33,7 @@ fi
 
 for script in "${scripts[@]}"; do
     echo "=== $script"
-    if "$python" "$script" ${flags[@]+"${flags[@]}"}; then passed=$((passed + 1)); else failed+=("$script"); fi
+    "$python" "$script" ${flags[@]+"${flags[@]}"} && passed=$((passed + 1)) || failed+=("$script")
 done
 [ ${#failed[@]} -eq 0 ] || echo "failed: ${failed[*]}"
 echo "$passed passed, ${#failed[@]} failed"

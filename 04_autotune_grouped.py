@@ -19,7 +19,7 @@ import argparse
 import itertools
 import statistics
 import threading
-import unittest
+import unittest.mock
 
 if __name__ == "__main__":
     import common
@@ -205,6 +205,7 @@ tuned_kernel = triton.autotune(
     prune_configs_by={"early_config_prune": fitting}, do_bench=gpu_ms, cache_results=True)(configured_kernel)
 TUNING = threading.Lock()
 PLANS = {}
+LARGE = 1024  # from here on a copy that lets TMA read an operand pays
 
 
 def padded(x):
@@ -232,7 +233,7 @@ def plan(a, b, precision, config=None):
         raise RuntimeError(f"{tuple(a.shape)} @ {tuple(b.shape)} is new: call it once before graph capture")
 
     # Large products repay a copy of what TMA cannot read, and of B for tf32, which wants columns contiguous.
-    pad_a, pad_b, large = not fits_tma(a), not fits_tma(b), has_tma(a) and min(M, N, K) >= 1024
+    pad_a, pad_b, large = not fits_tma(a), not fits_tma(b), has_tma(a) and min(M, N, K) >= LARGE
     if large and 0 < a.numel() * a.itemsize * pad_a + b.numel() * b.itemsize * pad_b <= 2**26:
         launch = plan(padded(a) if pad_a else a, padded(b) if pad_b else b, precision, config)
         return lambda a, b: launch(padded(a) if pad_a else a, padded(b) if pad_b else b)
@@ -369,7 +370,7 @@ def test_exact():
     for dtype in DTYPES:
         for a, b in itertools.product(views(33, 21, dtype), views(21, 18, dtype)):
             assert_exact(matmul, a, b)
-    for a, b in zip(views(600, 640, torch.float16), views(640, 600, torch.float16), strict=True):
+    for a, b in zip(views(520, 512, torch.float16), views(512, 520, torch.float16), strict=True):
         assert_exact(matmul, a, b)
 
 
@@ -406,10 +407,11 @@ def test_configs():
 
 
 def test_copies():
-    """Large operands that TMA cannot read, and a large tf32 B, are exact through their copies."""
-    for n, dtype, precision in (1027, torch.float16, "ieee"), (1024, torch.float32, "tf32"):
+    """Operands that TMA cannot read, and B in tf32, are exact through the copies that large ones get."""
+    for n, dtype, precision in (131, torch.float16, "ieee"), (132, torch.float32, "tf32"):
         a, b = views(n, n, dtype)[0], views(n, n, dtype)[0]
-        assert_exact(plan(a, b, precision), a, b)
+        with unittest.mock.patch.dict(globals(), LARGE=n):
+            assert_exact(plan(a, b, precision), a, b)
 
 
 def test_rounding():

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the unit tests of all scripts or of some, with further flags for each: ./run_all.sh [01 ...] [--benchmark]
+# Run the unit tests of all scripts or of some, further flags for each: ./run_all.sh [01 ...] [--benchmark]
 # With $PYTHON if it is set, with python3 if it has torch and triton, else with .venv, which is set up here.
 set -euo pipefail
 python=$(command -v "${PYTHON:-python3}") || { echo "${PYTHON:-python3}: no such Python" >&2 && exit 1; }

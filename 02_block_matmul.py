@@ -148,8 +148,8 @@ def benchmark(folder):
     products = {"torch.matmul": torch.matmul, "block_matmul": block_matmul}
 
     def rates(M, N, K, name):
-        a = torch.randn(M, K, dtype=torch.float16, device="cuda")
-        b = torch.randn(K, N, dtype=torch.float16, device="cuda")
+        a = torch.randn(M, K, dtype=torch.float16, device=common.DEVICE)
+        b = torch.randn(K, N, dtype=torch.float16, device=common.DEVICE)
         ms = triton.testing.do_bench(lambda: products[name](a, b), quantiles=[0.5, 0.95, 0.05])
         return [common.tflops(M, N, K, t) for t in ms]
 
@@ -158,7 +158,7 @@ def benchmark(folder):
         "02_block_matmul", {}, ylabel="TFLOPS")
     triton.testing.perf_report(squares)(rates).run(print_data=True, save_path=folder)
 
-    a, b = torch.randn(8192, 4096, device="cuda"), torch.randn(4096, 6144, device="cuda")
+    a, b = torch.randn(8192, 4096, device=common.DEVICE), torch.randn(4096, 6144, device=common.DEVICE)
     for precision, (name, product) in itertools.product(("highest", "high"), products.items()):
         torch.set_float32_matmul_precision(precision)
         error = (product(a, b) - a.double() @ b.double()).abs().max()

@@ -143,8 +143,8 @@ def benchmark(folder):
     products["transpose apart"] = coalesced_block_matmul  # with b as it would be after the transpose
 
     def rates(M, N, K, name):
-        a = torch.randn(M, K, dtype=torch.float16, device="cuda")
-        b = torch.randn(K, N, dtype=torch.float16, device="cuda")
+        a = torch.randn(M, K, dtype=torch.float16, device=common.DEVICE)
+        b = torch.randn(K, N, dtype=torch.float16, device=common.DEVICE)
         b = b.T.contiguous().T if name == "transpose apart" else b
         ms = triton.testing.do_bench(lambda: products[name](a, b), quantiles=[0.5, 0.95, 0.05])
         return [common.tflops(M, N, K, t) for t in ms]
@@ -154,7 +154,7 @@ def benchmark(folder):
         "03_coalesced", {}, ylabel="TFLOPS")
     triton.testing.perf_report(squares)(rates).run(print_data=True, save_path=folder)
 
-    a, b = torch.randn(8192, 4096, device="cuda"), torch.randn(4096, 6144, device="cuda")
+    a, b = torch.randn(8192, 4096, device=common.DEVICE), torch.randn(4096, 6144, device=common.DEVICE)
     for precision, (name, product) in itertools.product(("highest", "high"), products.items()):
         torch.set_float32_matmul_precision(precision)
         b = b.T.contiguous().T if name == "transpose apart" else b.contiguous()

@@ -175,7 +175,7 @@ def fitting(configs, _, **args):
     """The configs for this size: by TMA where it fits, by pointers where the host's time would show."""
     M, N, ieee = args["M_KEY"], args["N"], args["a"].dtype == torch.float32 and args["PRECISION"] == "ieee"
     tma = args["FITS_TMA"] and (M + N) * args["K"] >= 2**19
-    widest = 64 if ieee else 256  # without tensor cores larger tiles only take longer to compile
+    widest = 64 if ieee else 256  # without tensor cores larger tiles were no faster, and slow to compile
     return [config for config in configs for meta in [config.kwargs]
             if meta["TMA"] in (tma, tma and not ieee) and (meta["BLOCK_M"] == 16) == (M <= 16)
             and meta["BLOCK_M"] * meta["PIECES"] < 2 * max(M, 64) and meta["BLOCK_N"] < 2 * max(N, 64)
@@ -196,7 +196,7 @@ def gpu_ms(launch, quantiles):
     return [statistics.median(start.elapsed_time(end) for start, end in events)]
 
 
-configured_kernel = triton.heuristics({  # BYTES_K, not BLOCK_K: a config takes the same memory in every dtype
+configured_kernel = triton.heuristics({  # BYTES_K, not BLOCK_K: tiles of A and B fit, whatever the dtype
     "a": lambda args: operand(args["a"], args["BLOCK_M"], args["BYTES_K"] // args["a"].itemsize, args),
     "b": lambda args: operand(args["b"], args["BYTES_K"] // args["b"].itemsize, args["BLOCK_N"], args),
 })(matmul_kernel)
@@ -205,7 +205,7 @@ tuned_kernel = triton.autotune(
     prune_configs_by={"early_config_prune": fitting}, do_bench=gpu_ms, cache_results=True)(configured_kernel)
 TUNING = threading.Lock()
 PLANS = {}
-LARGE = 1024  # from here on a copy that lets TMA read an operand pays
+LARGE = 1024  # M, N and K from which copies for TMA are made: at 1023 the host's time ate their gain
 
 
 def padded(x):
@@ -214,7 +214,7 @@ def padded(x):
 
 
 def transposed(x):
-    """A copy of x whose columns are contiguous, in a third of the time that torch takes on an H200."""
+    """A copy of x whose columns are contiguous and start at multiples of 16 bytes."""
     y = x.new_empty(x.shape[1], triton.cdiv(x.shape[0], 8) * 8)[:, : x.shape[0]]
     with torch.cuda.device_of(x):
         transpose_kernel[triton.cdiv(x.shape[0], 64), triton.cdiv(x.shape[1], 64)](
@@ -267,7 +267,7 @@ def plan(a, b, precision, config=None):
     operand_a = operand_like(operand(a, meta["BLOCK_M"], BLOCK_K, meta))
     operand_b = operand_like(operand(b, BLOCK_K, meta["BLOCK_N"], meta))
     if not INTERPRETED:
-        stream, hook = triton.runtime.driver.active.get_current_stream, triton.knobs.runtime.launch_enter_hook
+        stream, hooks = triton.runtime.driver.active.get_current_stream, triton.knobs.runtime
         run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
 
     def launch(a, b):
@@ -275,7 +275,8 @@ def plan(a, b, precision, config=None):
         operands = operand_a(a), operand_b(b), c, *rest
         if INTERPRETED:
             matmul_kernel[programs](*operands)
-        elif hook.calls or torch.cuda.current_device() != device.index:
+        elif (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls
+              or torch.cuda.current_device() != device.index):
             with torch.cuda.device(device):
                 kernel[programs](*operands)
         else:  # the same, less what the host would work out anew
@@ -453,8 +454,8 @@ def benchmark(folder):
     products = {"torch.matmul": torch.matmul, "matmul": matmul, "GROUP_M = 1": None}
 
     def rates(M, N, K, name):
-        a = torch.randn(M, K, dtype=torch.float16, device="cuda")
-        b = torch.randn(K, N, dtype=torch.float16, device="cuda")
+        a = torch.randn(M, K, dtype=torch.float16, device=common.DEVICE)
+        b = torch.randn(K, N, dtype=torch.float16, device=common.DEVICE)
         product = products[name] or row_order(a, b)
         ms = triton.testing.do_bench(lambda: product(a, b), quantiles=[0.5, 0.95, 0.05])
         return [common.tflops(M, N, K, t) for t in ms]
@@ -464,7 +465,7 @@ def benchmark(folder):
         "04_autotune_grouped", {}, ylabel="TFLOPS")
     triton.testing.perf_report(squares)(rates).run(print_data=True, save_path=folder)
 
-    a, b = torch.randn(8192, 4096, device="cuda"), torch.randn(4096, 6144, device="cuda")
+    a, b = torch.randn(8192, 4096, device=common.DEVICE), torch.randn(4096, 6144, device=common.DEVICE)
     for precision, (name, product) in itertools.product(("highest", "high"), list(products.items())[:2]):
         torch.set_float32_matmul_precision(precision)
         error = (product(a, b) - a.double() @ b.double()).abs().max()

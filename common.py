@@ -31,8 +31,8 @@ def results():
     """The folder results/<card>/; a sentence and exit 2 where nothing can be measured."""
     missing = [name for name in PACKAGES.split() if not importlib.util.find_spec(name)]
     if DEVICE == "cpu" or missing:
-        print("No benchmark:", f"{missing} missing" if missing else "timings by the interpreter mean nothing",
-              file=sys.stderr)
+        why = f"pip install {' '.join(missing)}" if missing else "the interpreter's timings mean nothing"
+        print("No benchmark:", why, file=sys.stderr)
         sys.exit(2)
     card = torch.cuda.get_device_name().lower().replace(" ", "-")
     folder = pathlib.Path(__file__).parent / "results" / card

@@ -1,7 +1,7 @@
 """All four wrappers on operands and results beyond 2**31 elements: on the GPU, or under the interpreter.
 
 Operands are strided views of one tensor of 2**31 + 2**20 elements, of which little is touched. Results
-beyond 2**31 elements need a GPU; there the last rows are compared.
+beyond 2**31 elements are made on a GPU alone; there the last rows are compared.
 """
 import importlib.util
 import os

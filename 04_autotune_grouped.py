@@ -16,8 +16,10 @@ Programs 0 to 3 read 1 row of tiles of A and 4 columns of B in row order, but 2 
 the first nine programs read 90 tiles in row order and 54 with GROUP_M = 3.
 """
 import argparse
+import concurrent.futures
 import itertools
 import statistics
+import sys
 import threading
 import unittest.mock
 
@@ -26,9 +28,12 @@ if __name__ == "__main__":
 import torch
 import triton
 import triton.language as tl
+from torch.autograd import forward_ad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-DTYPES = torch.float16, torch.bfloat16, torch.float32
+FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
+DTYPES = {torch.float16: (7, 0), torch.bfloat16: (8, 0), torch.float32: (7, 0)}  # and the compute capability
+DTYPES |= dict.fromkeys(FLOAT8, (8, 9))
 INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
 if triton.knobs.runtime.interpret != INTERPRETED:
     raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
@@ -75,11 +80,13 @@ def matmul_kernel(
     M, N, K, M_KEY,
     stride_am, stride_ak,
     stride_bk, stride_bn,
-    A_T: tl.constexpr, B_T: tl.constexpr, FITS_TMA: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    A_T: tl.constexpr, B_T: tl.constexpr, FITS_TMA: tl.constexpr, CARD: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, ITEMSIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BYTES_K: tl.constexpr,
     GROUP_M: tl.constexpr, TMA: tl.constexpr, PERSISTENT: tl.constexpr,
 ):
-    BLOCK_K: tl.constexpr = BYTES_K * 8 // c_ptr.dtype.element_ty.primitive_bitwidth
+    BLOCK_K: tl.constexpr = BYTES_K // ITEMSIZE
+    RUN: tl.constexpr = min(BLOCK_K, 128)  # float8 products that a tensor core may add up, as in cuBLAS
     grid_m, grid_n = tl.cdiv(M, BLOCK_M * PIECES), tl.cdiv(N, BLOCK_N)
     # Unless PERSISTENT there is one round: the compiler drops this loop, and more programs fit on an SM.
     rounds = tl.cdiv(grid_m * grid_n - tl.program_id(0), tl.num_programs(0)) if PERSISTENT else 1
@@ -93,12 +100,12 @@ def matmul_kernel(
         for k in range(0, K, BLOCK_K):
             b_tile = load(b, k, n, K, N, stride_bk, stride_bn, BLOCK_K, BLOCK_N, TMA, B_T, WIDE)
             a_tile = load(a, m, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, WIDE)
-            acc = tl.dot(a_tile, b_tile, acc=acc, input_precision=PRECISION)
+            acc = tl.dot(a_tile, b_tile, acc=acc, input_precision=PRECISION, max_num_imprecise_acc=RUN)
             if PIECES == 3:  # 192 rows are no power of two: three tiles of A to each of B
                 a_tile = load(a, m1, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, WIDE)
-                acc1 = tl.dot(a_tile, b_tile, acc=acc1, input_precision=PRECISION)
+                acc1 = tl.dot(a_tile, b_tile, acc=acc1, input_precision=PRECISION, max_num_imprecise_acc=RUN)
                 a_tile = load(a, m2, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, WIDE)
-                acc2 = tl.dot(a_tile, b_tile, acc=acc2, input_precision=PRECISION)
+                acc2 = tl.dot(a_tile, b_tile, acc=acc2, input_precision=PRECISION, max_num_imprecise_acc=RUN)
 
         store(c_ptr, acc, m, n, M, N, WIDE)
         if PIECES == 3:
@@ -107,9 +114,12 @@ def matmul_kernel(
 
 
 @triton.jit
-def transpose_kernel(x_desc, y_desc, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0) * BLOCK, tl.program_id(1) * BLOCK
-    y_desc.store([column, row], x_desc.load([row, column]).T)
+def transpose_kernel(x, y, rows, columns, stride_row, stride_column, stride_y, BLOCK: tl.constexpr):
+    offs_r = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    offs_c = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    mask = (offs_r < rows) & (offs_c < columns)
+    value = tl.load(x + offs_r * stride_row + offs_c * stride_column, mask=mask)
+    tl.store(y + offs_c * stride_y + offs_r, value, mask=mask)
 
 
 FIELDS = "BLOCK_M", "PIECES", "BLOCK_N", "BYTES_K", "GROUP_M", "TMA", "PERSISTENT"
@@ -119,18 +129,18 @@ CONFIGS = [triton.Config(dict(zip(FIELDS, row, strict=True)), warps, stages) for
     (64, 1, 64, 128, 8, False, False, 3, 4),
     (64, 1, 32, 256, 8, False, False, 3, 4),
     (16, 1, 64, 256, 8, False, False, 4, 4),
-    (16, 1, 32, 512, 8, True, False, 6, 4),
+    (16, 1, 32, 512, 8, True, False, 5, 4),
     (16, 1, 128, 256, 8, True, False, 4, 4),
     (64, 1, 32, 512, 8, True, False, 4, 4),
     (64, 1, 64, 128, 8, True, False, 4, 4),
-    (64, 1, 64, 256, 8, True, False, 6, 4),
+    (64, 1, 64, 256, 8, True, False, 4, 4),
     (64, 1, 128, 256, 8, True, False, 4, 4),
-    (128, 1, 64, 128, 8, True, False, 3, 4),
-    (128, 1, 128, 64, 8, True, False, 3, 4),
+    (64, 1, 128, 128, 8, True, False, 3, 4),
+    (64, 3, 128, 64, 8, True, False, 4, 4),
     (64, 3, 128, 128, 4, True, False, 4, 4),
-    (128, 1, 256, 128, 8, True, False, 3, 8),
+    (64, 3, 256, 128, 8, True, False, 3, 8),
     (128, 1, 128, 128, 8, True, True, 6, 4),
-    (128, 1, 256, 128, 8, True, True, 3, 8),
+    (128, 1, 256, 128, 8, True, True, 4, 8),
 ]]
 
 
@@ -146,29 +156,26 @@ def has_tma(x):
 def fits_tma(x):
     """Whether TMA can read x: adjacent elements in rows, or in columns, at multiples of 16 bytes."""
     x = x.T if is_transposed(x) else x
-    dense = x.stride(1) == 1 and x.shape[1] <= x.stride(0)
+    dense = x.stride(1) == 1 and x.shape[1] <= x.stride(0) < 2**40 // x.itemsize
     return dense and x.stride(0) * x.itemsize % 16 == x.data_ptr() % 16 == 0 and has_tma(x)
 
 
-def operand(x, rows, columns, meta):
+def operand(x, rows, columns, tma):
     """What the kernel takes for x: with TMA a descriptor of tiles (rows, columns), else x itself."""
-    if not meta["TMA"]:
+    if not tma:
         return x
     return TensorDescriptor.from_tensor(*(x.T, [columns, rows]) if is_transposed(x) else (x, [rows, columns]))
 
 
 def operand_like(first):
     """x -> its operand, for all x laid out as the first, without the checks which that one has passed."""
-    if isinstance(first, torch.Tensor):
-        return lambda x: x
-    fields = vars(first) | {"base": None}
-
-    def describe(x):
+    def operand_of(x):
         descriptor = object.__new__(TensorDescriptor)
         descriptor.__dict__ = fields | {"base": x}
         return descriptor
 
-    return describe
+    fields = vars(first) | {"base": None} if isinstance(first, TensorDescriptor) else None
+    return operand_of if fields else torch.Tensor.data_ptr
 
 
 def fitting(configs, _, **args):
@@ -196,182 +203,217 @@ def gpu_ms(launch, quantiles):
     return [statistics.median(start.elapsed_time(end) for start, end in events)]
 
 
-configured_kernel = triton.heuristics({  # BYTES_K, not BLOCK_K: tiles of A and B fit, whatever the dtype
-    "a": lambda args: operand(args["a"], args["BLOCK_M"], args["BYTES_K"] // args["a"].itemsize, args),
-    "b": lambda args: operand(args["b"], args["BYTES_K"] // args["b"].itemsize, args["BLOCK_N"], args),
-})(matmul_kernel)
+OPERANDS = {  # BYTES_K, not BLOCK_K: tiles of A and B fit in shared memory, whatever the dtype
+    "a": lambda args: operand(args["a"], args["BLOCK_M"], args["BYTES_K"] // args["ITEMSIZE"], args["TMA"]),
+    "b": lambda args: operand(args["b"], args["BYTES_K"] // args["ITEMSIZE"], args["BLOCK_N"], args["TMA"]),
+}
+configured_kernel = triton.heuristics(OPERANDS)(matmul_kernel)
 tuned_kernel = triton.autotune(
-    CONFIGS, key=["M_KEY", "N", "K", "A_T", "B_T", "FITS_TMA", "PRECISION"],
+    CONFIGS, key=["M_KEY", "N", "K", "A_T", "B_T", "FITS_TMA", "CARD", "PRECISION"],
     prune_configs_by={"early_config_prune": fitting}, do_bench=gpu_ms, cache_results=True)(configured_kernel)
-TUNING = threading.Lock()
+PLANNING = threading.RLock()
 PLANS = {}
-LARGE = 1024  # M, N and K from which copies for TMA are made: at 1023 the host's time ate their gain
+LARGE = 1024  # M, N and K from which copies pay: at 1023 the host's time ate their gain
 
 
-def padded(x):
-    """A copy of x whose rows start at multiples of 16 bytes."""
-    return x.new_empty(x.shape[0], triton.cdiv(x.shape[1], 8) * 8)[:, : x.shape[1]].copy_(x)
-
-
-def transposed(x):
-    """A copy of x whose columns are contiguous and start at multiples of 16 bytes."""
-    y = x.new_empty(x.shape[1], triton.cdiv(x.shape[0], 8) * 8)[:, : x.shape[0]]
+def laid_out(x, along_columns):
+    """A copy of x whose rows, or columns, are contiguous and start at multiples of 16 bytes."""
+    rows, columns = x.shape[::-1] if along_columns else x.shape
+    y = x.new_empty(rows, triton.cdiv(columns, 16) * 16)[:, :columns]
+    if not along_columns:
+        return y.copy_(x)
     with torch.cuda.device_of(x):
         transpose_kernel[triton.cdiv(x.shape[0], 64), triton.cdiv(x.shape[1], 64)](
-            TensorDescriptor.from_tensor(x, [64, 64]), TensorDescriptor.from_tensor(y, [64, 64]), 64)
+            x, y, *x.shape, *x.stride(), y.stride(0), BLOCK=64)
     return y.T
 
 
 def plan(a, b, precision, config=None):
-    """launch(a, b) for all a, b of these shapes, strides, dtype, device, alignment; tuned unless config."""
+    """launch(a, b) for all a, b of these shapes, strides, dtypes, device, alignment; tuned unless config."""
     (M, K), N, device = a.shape, b.shape[1], a.device
+    dtype = torch.float16 if a.dtype in FLOAT8 else a.dtype
     if 0 in (M, N, K):
-        return lambda a, b: a.new_zeros(M, N)
-    if INTERPRETED and a.dtype == torch.bfloat16:  # the interpreter multiplies its bit patterns
-        return lambda a, b: matmul(a.float(), b.float()).bfloat16()
+        return lambda a, b: a.new_zeros(M, N, dtype=dtype)
+    if INTERPRETED and (dtype == torch.bfloat16 or a.dtype in FLOAT8):  # which the interpreter gets wrong
+        return lambda a, b: multiply(a.float(), b.float()).to(dtype)
     if not INTERPRETED and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(f"{tuple(a.shape)} @ {tuple(b.shape)} is new: call it once before graph capture")
 
-    # Large products repay a copy of what TMA cannot read, and of B for tf32, which wants columns contiguous.
-    pad_a, pad_b, large = not fits_tma(a), not fits_tma(b), has_tma(a) and min(M, N, K) >= LARGE
-    if large and 0 < a.numel() * a.itemsize * pad_a + b.numel() * b.itemsize * pad_b <= 2**26:
-        launch = plan(padded(a) if pad_a else a, padded(b) if pad_b else b, precision, config)
-        return lambda a, b: launch(padded(a) if pad_a else a, padded(b) if pad_b else b)
-    if large and precision == "tf32" and not (pad_b or is_transposed(b)) and N <= 65535 * 64:
-        launch = plan(a, transposed(b), precision, config)
-        return lambda a, b: launch(a, transposed(b))
+    # Large products repay copies: of what TMA cannot read, and of B where tensor cores read it along K alone.
+    turn_b = (precision == "tf32" or a.dtype in FLOAT8) and not is_transposed(b)
+    copy_a, pad_b = not fits_tma(a), not fits_tma(b)
+    padding = a.numel() * a.itemsize * copy_a + b.numel() * b.itemsize * pad_b
+    if has_tma(a) and min(M, N, K) >= LARGE and (padding or turn_b) and padding <= 2**26 and N <= 65535 * 64:
+        def copied(a, b):
+            return (laid_out(a, False) if copy_a else a), (laid_out(b, turn_b) if pad_b or turn_b else b)
 
-    c = a.new_empty(M, N)
+        launch_copied = plan(*copied(a, b), precision, config)
+        return lambda a, b: launch_copied(*copied(a, b))
+
+    c = a.new_empty(M, N, dtype=dtype)
     extents = [sum((n + 255) * s for n, s in zip(x.shape, x.stride(), strict=True)) for x in (a, b, c)]
     args = dict(
         M=M, N=N, K=K, M_KEY=M if M > 64 else triton.next_power_of_2(M),
         stride_am=a.stride(0), stride_ak=a.stride(1),
         stride_bk=b.stride(0), stride_bn=b.stride(1),
-        A_T=is_transposed(a), B_T=is_transposed(b), FITS_TMA=not (pad_a or pad_b),
-        WIDE=max(extents) >= 2**31, PRECISION=precision)
+        A_T=is_transposed(a), B_T=is_transposed(b), FITS_TMA=not (copy_a or pad_b),
+        CARD="" if INTERPRETED else torch.cuda.get_device_name(device),
+        WIDE=max(extents) >= 2**31, PRECISION=precision, ITEMSIZE=a.itemsize)
 
     def grid(meta):
         tiles = triton.cdiv(M, meta["BLOCK_M"] * meta["PIECES"]) * triton.cdiv(N, meta["BLOCK_N"])
         sms = 4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
         return min(tiles, sms) if meta["PERSISTENT"] else tiles, 1, 1
 
-    if config or INTERPRETED:
-        config = config or CONFIGS[0]
-        kernel = configured_kernel[grid](a=a, b=b, c_ptr=c, **args, **config.all_kwargs())
-    else:
-        with TUNING:
-            kernel, config = tuned_kernel[grid](a=a, b=b, c_ptr=c, **args), tuned_kernel.best_config
+    def launch(a, b, c, config, warmup=False):
+        with torch.cuda.device_of(a):
+            return configured_kernel.run(
+                a=a, b=b, c_ptr=c, **args, **config.all_kwargs(), grid=grid, warmup=warmup)
+
+    if not config and not INTERPRETED:
+        with concurrent.futures.ThreadPoolExecutor() as pool:  # compile side by side, then time
+            pool.map(lambda config: launch(a, b, c, config, True), fitting(CONFIGS, None, a=a, **args))
+        tuned_kernel[grid](a=a, b=b, c_ptr=c, **args)
+        config = tuned_kernel.best_config
+    config = config or CONFIGS[0]
+    kernel = launch(a, b, c, config)
     meta = args | config.kwargs
     programs, rest = grid(meta), [meta[name] for name in matmul_kernel.arg_names[3:]]
-    BLOCK_K = meta["BYTES_K"] // a.itemsize
-    operand_a = operand_like(operand(a, meta["BLOCK_M"], BLOCK_K, meta))
-    operand_b = operand_like(operand(b, BLOCK_K, meta["BLOCK_N"], meta))
+    operand_a, operand_b = (operand_like(OPERANDS[name](meta | {"a": a, "b": b})) for name in OPERANDS)
     if not INTERPRETED:
         stream, hooks = triton.runtime.driver.active.get_current_stream, triton.knobs.runtime
         run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
 
-    def launch(a, b):
-        c = a.new_empty(M, N)
-        operands = operand_a(a), operand_b(b), c, *rest
-        if INTERPRETED:
-            matmul_kernel[programs](*operands)
-        elif (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls
-              or torch.cuda.current_device() != device.index):
-            with torch.cuda.device(device):
-                kernel[programs](*operands)
+    def launch_planned(a, b):
+        c = a.new_empty(M, N, dtype=dtype)
+        if (INTERPRETED or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls
+                or torch.cuda.current_device() != device.index):
+            launch(a, b, c, config)
         else:  # the same, less what the host would work out anew
-            run(*programs, stream(device.index), function, metadata, None, None, None, *operands)
+            run(*programs, stream(device.index), function, metadata, None, None, None,
+                operand_a(a), operand_b(b), c.data_ptr(), *rest)
         return c
 
-    return launch
+    return launch_planned
 
 
 def check(a, b):
-    """Raise unless matmul(a, b) is a product that this file computes."""
+    """Raise unless a @ b is a product that this file computes."""
     for x in (a, b):
-        if not isinstance(x, torch.Tensor) or x.layout != torch.strided or x.is_neg():
-            raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a strided tensor, no lazy negation")
-    if a.dtype != b.dtype or a.dtype not in DTYPES:
-        raise TypeError(f"a is {a.dtype}, b is {b.dtype}: must be the same, one of {DTYPES}")
+        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested and not x.is_neg()
+        if not plain or x.layout != torch.strided:
+            raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a plain strided tensor, not negated")
+    if a.dtype not in DTYPES or b.dtype not in DTYPES or a.dtype != b.dtype and a.itemsize + b.itemsize > 2:
+        raise TypeError(f"a is {a.dtype}, b is {b.dtype}: need one of {[*DTYPES]}, twice or float8 both")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or max(a.shape + b.shape) > 2**31 - 512:
         raise ValueError(f"a is {tuple(a.shape)}, b is {tuple(b.shape)}: must be (M, K), (K, N), < 2**31-511")
     if a.device != b.device or not (a.is_cuda or a.is_cpu and INTERPRETED):
         raise ValueError(f"a is on {a.device}, b is on {b.device}: must be on one GPU, or on the CPU with "
                          "TRITON_INTERPRET=1 set before Python imports triton")
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        refuse_grad(None)
+    transformed = torch._C._are_functorch_transforms_active()
+    if transformed or any(forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
+        raise RuntimeError("derivatives are torch.autograd's, in reverse: no torch.func, no dual tensors")
+    if any(x.numel() and not x.data_ptr() for x in (a, b)):
+        raise ValueError(f"a {tuple(a.shape)} or b {tuple(b.shape)} has no memory: its storage was freed")
+    if a.dtype in FLOAT8 and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        raise RuntimeError(f"{a.dtype} has no gradient here: detach it or use torch.no_grad()")
+    capability = torch.cuda.get_device_capability(a.device) if a.is_cuda else (9, 9)
+    if capability < DTYPES[a.dtype]:
+        raise RuntimeError(f"{a.dtype} needs compute capability {DTYPES[a.dtype]}, not {capability}")
 
 
 def key_of(a, b):
     """All that a plan depends on, and whether there may be one."""
     tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    return (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
-            a.data_ptr() % 16, b.data_ptr() % 16, a.is_neg() or b.is_neg(), grad, tf32)
+    at_a, at_b = a.data_ptr(), b.data_ptr()
+    return (type(a), type(b), a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
+            at_a and at_a % 16 + 1, at_b and at_b % 16 + 1, a.is_neg() or b.is_neg(), tf32)
 
 
-def matmul(a, b):
-    """C = A @ B, a (M, K) and b (K, N), any strides, both float16, bfloat16 or float32, summed in float32.
-
-    C is (M, N), contiguous, of their dtype. float32 obeys torch.set_float32_matmul_precision: ieee or tf32.
-    The first call of a size, dtype or layout times the configs; Triton keeps the winner in its disk cache.
-    TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: a gradient is wanted (forward only).
-    """
-    if torch.compiler.is_compiling():
-        return matmul_op(a, b)
+def multiply(a, b):
     try:
         launch = PLANS[key_of(a, b)]
     except (AttributeError, KeyError, RuntimeError, TypeError):  # new, or nothing to multiply
         check(a, b)
         *key, tf32 = key_of(a, b)
-        with torch.cuda.device_of(a):
+        if len(PLANS) >= 10_000:
+            PLANS.clear()
+        with PLANNING, torch.cuda.device_of(a):
             launch = PLANS[(*key, tf32)] = plan(a, b, "tf32" if tf32 else "ieee")
     return launch(a, b)
 
 
+def matmul(a, b):
+    """C = A @ B, a (M, K) and b (K, N), any strides, summed in float32; torch.autograd has its gradients.
+
+    Both are float16, bfloat16 or float32, and C (M, N) is contiguous, of that dtype; or each is float8_e4m3fn
+    or float8_e5m2, and C is float16; of these 128 products at a time are summed in 13 bits, as in cuBLAS.
+    float32 obeys torch.set_float32_matmul_precision: ieee or tf32.
+    The first call of a size, dtype or layout times the configs; Triton keeps the winner in its disk cache.
+    TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: what the card or autograd cannot do.
+    """
+    if torch.compiler.is_compiling():
+        return matmul_op(a, b)
+    wants_grad = getattr(a, "requires_grad", False) or getattr(b, "requires_grad", False)
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if transformed or wants_grad and torch.is_grad_enabled():
+        check(a, b)
+        return matmul_op(a, b)
+    return multiply(a, b)
+
+
 @torch.library.custom_op("autotune_grouped::matmul", mutates_args=())
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """matmul as torch.compile sees it: one operator."""
-    return matmul(a, b)
+    """matmul as one operator, which is what torch.compile and autograd see."""
+    return multiply(a.detach(), b.detach())
 
 
 @matmul_op.register_fake
 def _(a, b):
-    return a.new_empty(a.shape[0], b.shape[1])
+    return a.new_empty(a.shape[0], b.shape[1], dtype=torch.float16 if a.dtype in FLOAT8 else a.dtype)
 
 
-def refuse_grad(ctx, inputs=None, output=None):
-    raise RuntimeError("a or b requires grad, but there is no backward: detach it or use torch.no_grad()")
+def save(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
 
 
-matmul_op.register_autograd(refuse_grad, setup_context=refuse_grad)
+def gradients(ctx, grad):
+    a, b = ctx.saved_tensors
+    return (matmul_op(grad, b.T) if ctx.needs_input_grad[0] else None,
+            matmul_op(a.T, grad) if ctx.needs_input_grad[1] else None)
+
+
+matmul_op.register_autograd(gradients, setup_context=save)
 
 
 def views(rows, columns, dtype):
     """Values from {-1, 0, 1}, which sum exactly: contiguous, transposed, cut out of NaN, expanded."""
     if not (INTERPRETED or torch.cuda.is_available()):
         raise unittest.SkipTest("needs a GPU, or TRITON_INTERPRET=1 set before Python imports triton")
-    x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").to(dtype)
-    cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan)[3:-6, 5:-4]
+    x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").float()
+    cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan).to(dtype)[3:-6, 5:-4]
+    x = x.to(dtype)
     return x, x.T.contiguous().T, cut, x[:1].expand(rows, columns)
 
 
 def assert_exact(product, a, b):
-    torch.full((a.shape[0], b.shape[1]), torch.nan, dtype=a.dtype, device=a.device)  # freed: C may lie there
-    exact = (a.double() @ b.double()).to(a.dtype).view(-1)  # C has such a view only if it is contiguous
+    dtype = torch.float16 if a.dtype in FLOAT8 else a.dtype
+    torch.full((a.shape[0], b.shape[1]), torch.nan, dtype=dtype, device=a.device)  # freed: C may lie there
+    exact = (a.double() @ b.double()).to(dtype).view(-1)  # C has such a view only if it is contiguous
     torch.testing.assert_close(product(a, b).view(-1), exact, rtol=0, atol=0)
 
 
 def test_exact():
     """Values from {-1, 0, 1} in every size, layout and dtype: bitwise the float64 product."""
     sizes = (128, 128, 128), (1, 1, 1), (1, 70, 33), (129, 1, 64), (40, 50, 1), (130, 127, 65)
-    empty = (0, 9, 9), (9, 0, 9), (9, 9, 0)
-    for (M, N, K), dtype in itertools.product(sizes + empty, DTYPES):
+    for (M, N, K), dtype in itertools.product(sizes + ((0, 9, 9), (9, 0, 9), (9, 9, 0)), list(DTYPES)[:3]):
         assert_exact(matmul, views(M, K, dtype)[0], views(K, N, dtype)[0])
+    pairs = list(itertools.product(views(33, 21, torch.float16), views(21, 18, torch.float16)))
     for dtype in DTYPES:
-        for a, b in itertools.product(views(33, 21, dtype), views(21, 18, dtype)):
-            assert_exact(matmul, a, b)
-    for a, b in zip(views(520, 512, torch.float16), views(512, 520, torch.float16), strict=True):
+        if INTERPRETED or torch.cuda.get_device_capability() >= DTYPES[dtype]:
+            pairs += zip(views(40, 33, dtype), views(33, 18, dtype)[::-1], strict=True)
+    pairs += zip(views(520, 512, torch.float16), views(512, 520, torch.float16), strict=True)
+    for a, b in pairs:
         assert_exact(matmul, a, b)
 
 
@@ -411,17 +453,30 @@ def test_copies():
     """Operands that TMA cannot read, and B in tf32, are exact through the copies that large ones get."""
     for n, dtype, precision in (131, torch.float16, "ieee"), (132, torch.float32, "tf32"):
         a, b = views(n, n, dtype)[0], views(n, n, dtype)[0]
-        with unittest.mock.patch.dict(globals(), LARGE=n):
+        with unittest.mock.patch.multiple(sys.modules[__name__], LARGE=n):
             assert_exact(plan(a, b, precision), a, b)
 
 
 def test_rounding():
     """Normal values: the error is within half an ulp of C and K float32 roundings of |A| @ |B|."""
-    for dtype in DTYPES:
+    for dtype in torch.float16, torch.bfloat16, torch.float32:
         a, b = (torch.randn_like(views(300, 300, dtype)[0]) for _ in range(2))
         exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
         bound = torch.finfo(dtype).eps / 2 * exact.abs() + 300 * 2**-24 * scale
         assert ((matmul(a, b) - exact).abs() <= bound).all(), dtype
+
+
+def test_gradients():
+    """First and second derivatives, of values from {-1, 0, 1}, are torch.matmul's in float64."""
+    def derivatives(product, *operands):
+        operands = [x.requires_grad_() for x in operands]
+        first = torch.autograd.grad(product(*operands).square().sum(), operands, create_graph=True)
+        second = torch.autograd.grad(sum(x.square().sum() for x in first), operands)
+        return [x.double() for x in first + second]
+
+    a, b = views(9, 7, torch.float32)[2], views(7, 5, torch.float32)[1]
+    theirs = derivatives(torch.matmul, a.double(), b.double())
+    torch.testing.assert_close(derivatives(matmul, a, b), theirs, rtol=0, atol=0)
 
 
 def test_refusals():
@@ -431,11 +486,11 @@ def test_refusals():
     matmul(x, x)  # a plan for good operands is no pass for bad ones
     for error, words, a, b in [
         (TypeError, "list", x.tolist(), x),
-        (TypeError, "sparse", x.to_sparse(), x), (TypeError, "negation", (x + 0j).conj().imag, x),
+        (TypeError, "sparse", x.to_sparse(), x), (TypeError, "negated", (x + 0j).conj().imag, x),
         (TypeError, "float16.*float32", x.half(), x), (TypeError, "int64", x.long(), x.long()),
         (ValueError, r"\(4,\)", x[0], x), (ValueError, r"\(4, 3\)", x[:, :3], x),
         (ValueError, "meta", x, x.to("meta")), (ValueError, "2147483137", one.expand(2**31 - 511, 1), one),
-        (RuntimeError, "grad", x, x.clone().requires_grad_()),
+        (RuntimeError, "gradient", x.to(FLOAT8[0]), x.to(FLOAT8[0]).requires_grad_()),
         *[(ValueError, "TRITON_INTERPRET", x.cpu(), x.cpu())][INTERPRETED:],
     ]:
         with unittest.TestCase().assertRaisesRegex(error, words):
@@ -487,7 +542,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--benchmark", action="store_true", help="then time it against torch.matmul")
     folder = common.results() if parser.parse_args().benchmark else None
-    for test in test_exact, test_order, test_configs, test_copies, test_rounding, test_refusals:
+    tests = test_exact, test_order, test_configs, test_copies, test_rounding, test_gradients, test_refusals
+    for test in tests:
         test()
         print("passed:", test.__doc__)
     if folder:

@@ -50,7 +50,8 @@ driver = types.SimpleNamespace(
 triton.runtime.driver.set_active(driver)
 torch.version.cuda = "13.0"
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
-torch.cuda.get_device_properties = lambda device=None: types.SimpleNamespace(multi_processor_count=132)
+torch.cuda.get_device_properties = lambda device=None: types.SimpleNamespace(
+    multi_processor_count=132, name="H200")
 torch.cuda.is_current_stream_capturing = lambda: False
 torch.cuda.current_device = lambda: None
 torch.cuda.device_of = lambda x: contextlib.nullcontext()
@@ -70,9 +71,10 @@ LAYOUTS = [
 ]
 CASES = [
     (1, 256, 4096, torch.float16, "ieee"), (256, 256, 256, torch.bfloat16, "ieee"),
-    (5, 7, 9, torch.float32, "ieee"),
+    (5, 7, 9, torch.float32, "ieee"), (300, 200, 500, torch.float8_e5m2, "ieee"),
     (600, 640, 600, torch.float16, "ieee"), (600, 640, 600, torch.float32, "ieee"),
     (1030, 1040, 1050, torch.float16, "ieee"), (1030, 1040, 1050, torch.float32, "tf32"),
+    (1030, 1040, 1050, torch.float8_e4m3fn, "ieee"),
 ]
 for M, N, K, dtype, precision in CASES:
     for layout_a, layout_b in itertools.product(LAYOUTS, LAYOUTS):

@@ -85,7 +85,7 @@ def block_matmul(a, b):
     if a.is_cuda and a.dtype == torch.bfloat16 and torch.cuda.get_device_capability(a.device) < (8, 0):
         raise RuntimeError(f"bfloat16 needs compute capability 8.0 (Ampere): {a.device} has less")
     (M, K), N = a.shape, b.shape[1]
-    BLOCK, BLOCK_K = 64 if a.dtype == torch.float32 else 128, 64
+    BLOCK, BLOCK_K, num_warps = (64, 32, 4) if a.dtype == torch.float32 else (128, 64, 8)
     if N > 65535 * BLOCK:
         raise ValueError(f"N is {N}: must be at most {65535 * BLOCK}, what the grid's second axis holds")
     if 0 in (M, N, K):
@@ -98,7 +98,7 @@ def block_matmul(a, b):
         block_kernel[triton.cdiv(M, BLOCK), triton.cdiv(N, BLOCK)](
             descriptor(a, [BLOCK, BLOCK_K]), descriptor(b, [BLOCK_K, BLOCK]), c_desc,
             K, BLOCK, BLOCK_K, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
-            num_warps=8,
+            num_warps=num_warps,
         )
     return c_desc.base.contiguous()
 

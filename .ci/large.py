@@ -3,40 +3,20 @@
 Operands are strided views of one tensor of 2**31 + 2**20 elements, of which little is touched. Results
 beyond 2**31 elements are made on a GPU alone; there the last rows are compared.
 """
-import importlib.util
-import os
-import pathlib
-
+import scripts
 import torch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
-WRAPPERS = {
-    "01_naive.py": "naive_matmul",
-    "02_block_matmul.py": "block_matmul",
-    "03_coalesced.py": "coalesced_block_matmul",
-    "04_autotune_grouped.py": "matmul",
-}
 ROWS, WALK = (2**26, 1), (1, 45691142)  # the last row, the last k, start beyond 2**31
-base = torch.empty(2**31 + 2**20, dtype=torch.float16, device=DEVICE)
+base = torch.empty(2**31 + 2**20, dtype=torch.float16, device=scripts.DEVICE)
 
 
 def draw(rows, columns, stride=None):
     """Values from {-1, 0, 1}, contiguous or as a view of base."""
-    x = torch.randint(-1, 2, (rows, columns), device=DEVICE).half()
+    x = torch.randint(-1, 2, (rows, columns), device=scripts.DEVICE).half()
     return x if stride is None else base.as_strided((rows, columns), stride).copy_(x)
 
 
-def load(script, wrapper):
-    spec = importlib.util.spec_from_file_location(wrapper, pathlib.Path(__file__).parents[1] / script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, wrapper)
-
-
-for script, wrapper in WRAPPERS.items():
-    product = load(script, wrapper)
+for script, product in scripts.PRODUCTS.items():
     for name, a, b in [
         ("rows of a", (33, 16, ROWS), (16, 24)),
         ("k of a", (16, 48, WALK), (48, 24)),
@@ -46,7 +26,7 @@ for script, wrapper in WRAPPERS.items():
         a, b = draw(*a), draw(*b)
         torch.testing.assert_close(product(a, b), (a.double() @ b.double()).half(), rtol=0, atol=0)
         print(f"{script}: {name} beyond 2**31, exact")
-    if DEVICE == "cuda" and script != "01_naive.py":  # whose grid ends at 2**31
+    if scripts.DEVICE == "cuda" and script != "01":  # whose grid ends at 2**31
         a, b = draw(65600, 16), draw(16, 32800)
         exact = (a[-64:].double() @ b.double()).half()
         torch.testing.assert_close(product(a, b)[-64:], exact, rtol=0, atol=0)

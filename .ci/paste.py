@@ -10,12 +10,8 @@ import subprocess
 import sys
 import tempfile
 
-WRAPPERS = {
-    "01_naive.py": "naive_matmul",
-    "02_block_matmul.py": "block_matmul",
-    "03_coalesced.py": "coalesced_block_matmul",
-    "04_autotune_grouped.py": "matmul",
-}
+import scripts
+
 USE = """
 import os, sys
 import torch
@@ -27,7 +23,7 @@ assert dict(os.environ) == before, "environment changed"
 assert "common" not in sys.modules, "common.py imported"
 """
 
-for script, wrapper in WRAPPERS.items():
+for script, wrapper in scripts.WRAPPERS.items():
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(pathlib.Path(__file__).parents[1] / script, pathlib.Path(folder, "pasted.py"))
         done = subprocess.run([sys.executable, "-c", USE.format(wrapper=wrapper)], cwd=folder, text=True,

@@ -61,8 +61,8 @@ def coalesced_block_matmul(a, b):
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, which it does not have.
     """
     for x in (a, b):
-        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested and not x.is_neg()
-        if not plain or x.layout != torch.strided:
+        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested
+        if not plain or x.layout != torch.strided or x.is_neg() or x._is_zerotensor():
             raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a plain strided tensor, not negated")
     if a.dtype != b.dtype or a.dtype not in DTYPES:
         raise TypeError(f"a is {a.dtype}, b is {b.dtype}: must be the same, one of {DTYPES}")
@@ -74,8 +74,10 @@ def coalesced_block_matmul(a, b):
     grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if grad or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         raise RuntimeError("forward only, and a derivative is wanted: detach a and b or use torch.no_grad()")
-    if any(x.numel() and not x.data_ptr() for x in (a, b)):
-        raise ValueError(f"a {tuple(a.shape)} or b {tuple(b.shape)} has no memory: its storage was freed")
+    for x in (a, b):
+        last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+        if x.numel() and last >= x.untyped_storage().nbytes() // x.itemsize:
+            raise ValueError(f"{tuple(x.shape)}, strides {x.stride()}: its storage was freed or cut down")
     if a.is_cuda and a.dtype == torch.bfloat16 and torch.cuda.get_device_capability(a.device) < (8, 0):
         raise RuntimeError(f"bfloat16 needs compute capability 8.0 (Ampere): {a.device} has less")
     (M, K), N = a.shape, b.shape[1]

@@ -280,13 +280,15 @@ def plan(a, b, precision, config=None):
     meta = args | config.kwargs
     programs, rest = grid(meta), [meta[name] for name in matmul_kernel.arg_names[3:]]
     operand_a, operand_b = (operand_like(OPERANDS[name](meta | {"a": a, "b": b})) for name in OPERANDS)
+    hooks = triton.knobs.runtime
     if not INTERPRETED:
-        stream, hooks = triton.runtime.driver.active.get_current_stream, triton.knobs.runtime
+        stream = triton.runtime.driver.active.get_current_stream
         run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
 
     def launch_planned(a, b):
         c = a.new_empty(M, N, dtype=dtype)
-        if (INTERPRETED or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        if (INTERPRETED or getattr(enter, "calls", True) or getattr(leave, "calls", True)
                 or torch.cuda.current_device() != device.index):
             launch(a, b, c, config)
         else:  # the same, less what the host would work out anew
@@ -300,8 +302,8 @@ def plan(a, b, precision, config=None):
 def check(a, b):
     """Raise unless a @ b is a product that this file computes."""
     for x in (a, b):
-        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested and not x.is_neg()
-        if not plain or x.layout != torch.strided:
+        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested
+        if not plain or x.layout != torch.strided or x.is_neg() or x._is_zerotensor():
             raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a plain strided tensor, not negated")
     if a.dtype not in DTYPES or b.dtype not in DTYPES or a.dtype != b.dtype and a.itemsize + b.itemsize > 2:
         raise TypeError(f"a is {a.dtype}, b is {b.dtype}: need one of {[*DTYPES]}, twice or float8 both")
@@ -313,8 +315,10 @@ def check(a, b):
     transformed = torch._C._are_functorch_transforms_active()
     if transformed or any(forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
         raise RuntimeError("derivatives are torch.autograd's, in reverse: no torch.func, no dual tensors")
-    if any(x.numel() and not x.data_ptr() for x in (a, b)):
-        raise ValueError(f"a {tuple(a.shape)} or b {tuple(b.shape)} has no memory: its storage was freed")
+    for x in (a, b):
+        last = x.storage_offset() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+        if x.numel() and last >= x.untyped_storage().nbytes() // x.itemsize:
+            raise ValueError(f"{tuple(x.shape)}, strides {x.stride()}: its storage was freed or cut down")
     if a.dtype in FLOAT8 and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         raise RuntimeError(f"{a.dtype} has no gradient here: detach it or use torch.no_grad()")
     capability = torch.cuda.get_device_capability(a.device) if a.is_cuda else (9, 9)
@@ -325,9 +329,11 @@ def check(a, b):
 def key_of(a, b):
     """All that a plan depends on, and whether there may be one."""
     tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    at_a, at_b = a.data_ptr(), b.data_ptr()
+    odd = a.is_neg() or b.is_neg() or a._is_zerotensor() or b._is_zerotensor()
+    bytes_a, bytes_b = a.untyped_storage().nbytes(), b.untyped_storage().nbytes()
     return (type(a), type(b), a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
-            at_a and at_a % 16 + 1, at_b and at_b % 16 + 1, a.is_neg() or b.is_neg(), tf32)
+            a.data_ptr() % 16, b.data_ptr() % 16, odd,
+            bytes_a > 0, bytes_b > 0, bytes_a >= a.nbytes, bytes_b >= b.nbytes, tf32)
 
 
 def multiply(a, b):
@@ -352,7 +358,7 @@ def matmul(a, b):
     The first call of a size, dtype or layout times the configs; Triton keeps the winner in its disk cache.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: what the card or autograd cannot do.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and forward_ad._current_level < 0:
         return matmul_op(a, b)
     wants_grad = getattr(a, "requires_grad", False) or getattr(b, "requires_grad", False)
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
@@ -362,7 +368,7 @@ def matmul(a, b):
     return multiply(a, b)
 
 
-@torch.library.custom_op("autotune_grouped::matmul", mutates_args=())
+@torch.library.custom_op(f"{''.join(c if c.isalnum() else '_' for c in __name__)}::matmul", mutates_args=())
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """matmul as one operator, which is what torch.compile and autograd see."""
     return multiply(a.detach(), b.detach())
@@ -370,15 +376,20 @@ def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @matmul_op.register_fake
 def _(a, b):
+    torch._check(a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0], lambda: f"{a.shape} @ {b.shape}")
     return a.new_empty(a.shape[0], b.shape[1], dtype=torch.float16 if a.dtype in FLOAT8 else a.dtype)
 
 
 def save(ctx, inputs, output):
+    if inputs[0].dtype in FLOAT8:
+        raise RuntimeError(f"{inputs[0].dtype} has no gradient here: detach it or use torch.no_grad()")
     ctx.save_for_backward(*inputs)
 
 
 def gradients(ctx, grad):
     a, b = ctx.saved_tensors
+    if forward_ad.unpack_dual(grad).tangent is not None:
+        raise RuntimeError("no derivatives in forward mode: the gradient is a dual tensor")
     return (matmul_op(grad, b.T) if ctx.needs_input_grad[0] else None,
             matmul_op(a.T, grad) if ctx.needs_input_grad[1] else None)
 

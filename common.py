@@ -1,7 +1,4 @@
-"""Device set-up and TFLOPS arithmetic, imported by a script that is run, ahead of Triton.
-
-Without a GPU it switches Triton's interpreter on, unless the user has set TRITON_INTERPRET.
-"""
+"""Device set-up and TFLOPS arithmetic for a script that is run; without a GPU, Triton's interpreter."""
 import importlib.util
 import os
 import pathlib
@@ -14,8 +11,10 @@ try:
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
     import triton
-except ModuleNotFoundError as error:
-    sys.exit(f"{error.name} is missing: pip install {PACKAGES}")
+except ImportError as error:
+    sys.exit(f"{error}: pip install {PACKAGES}")
+if not __debug__:
+    sys.exit("Run without -O and PYTHONOPTIMIZE, which drop the tests' assertions")
 
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 if DEVICE == "cuda" and not torch.cuda.is_available():
@@ -34,7 +33,8 @@ def results():
         why = f"pip install {' '.join(missing)}" if missing else "the interpreter's timings mean nothing"
         print("No benchmark:", why, file=sys.stderr)
         sys.exit(2)
-    card = torch.cuda.get_device_name().lower().replace(" ", "-")
-    folder = pathlib.Path(__file__).parent / "results" / card
+    card = torch.cuda.get_device_name()
+    print(f"{card}, torch {torch.__version__}, Triton {triton.__version__}, median and 5 to 95 % of do_bench")
+    folder = pathlib.Path(__file__).parent / "results" / card.lower().replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -72,10 +72,11 @@ def on_card(capability, product, a, b):
         return product(a, b)
 
 
-def freed():
-    empty = torch.ones(4, 4, device=scripts.DEVICE)
-    empty.untyped_storage().resize_(0)
-    return empty
+def freed(left=0):
+    """A 4 x 4 view, four elements into a storage of which so many bytes are left."""
+    view = torch.ones(20, device=scripts.DEVICE)[4:].view(4, 4)
+    view.untyped_storage().resize_(left)
+    return view
 
 
 def dual(product, a, b):
@@ -161,7 +162,8 @@ ROWS = [
     ("float8's gradient", ("04",), "RuntimeError", "e4m3fn.*gradient",
      lambda f: f(x.to(e4m3), x.to(e4m3).requires_grad_())),
     ("a freed storage", ALL, "ValueError", r"\(4, 4\).*freed", lambda f: f(freed(), x)),
-    ("a zero tensor", ALL, "ValueError", r"\(4, 4\).*memory",
+    ("a storage cut down", ALL, "ValueError", r"\(4, 4\).*cut", lambda f: f(freed(40), x)),
+    ("a zero tensor", ALL, "TypeError", "plain",
      lambda f: f(x, torch._efficientzerotensor(4, 4, device=scripts.DEVICE))),
     ("bfloat16 on 7.5", ALL, "RuntimeError", r"bfloat16.*8\D*0",
      lambda f: on_card((7, 5), f, x.bfloat16(), x.bfloat16())),

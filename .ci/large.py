@@ -1,7 +1,8 @@
 """All four wrappers on operands and results beyond 2**31 elements: on the GPU, or under the interpreter.
 
 Operands are strided views of one tensor of 2**31 + 2**20 elements, of which little is touched. Results
-beyond 2**31 elements are made on a GPU alone; there the last rows are compared.
+beyond 2**31 elements (the last rows are compared) and sides of more tiles than 65,535, what a grid's second axis
+holds, are made on a GPU alone.
 """
 import scripts
 import torch
@@ -31,3 +32,9 @@ for script, product in scripts.PRODUCTS.items():
         exact = (a[-64:].double() @ b.double()).half()
         torch.testing.assert_close(product(a, b)[-64:], exact, rtol=0, atol=0)
         print(f"{script}: C beyond 2**31, exact")
+    if scripts.DEVICE == "cuda":
+        side = 70_000 if script == "01" else 65_537 * 128
+        for M, N in [(side, 2)] + [(2, side)] * (script in ("01", "04")):  # 02 and 03 refuse the other
+            a, b = draw(M, 16), draw(16, N)
+            torch.testing.assert_close(product(a, b), (a.float() @ b.float()).half(), rtol=0, atol=0)
+            print(f"{script}: {M} x {N}, exact")

@@ -1,8 +1,8 @@
 """All four wrappers on operands and results beyond 2**31 elements: on the GPU, or under the interpreter.
 
 Operands are strided views of one tensor of 2**31 + 2**20 elements, of which little is touched. Results
-beyond 2**31 elements (the last rows are compared) and sides of more tiles than 65,535, what a grid's second axis
-holds, are made on a GPU alone.
+beyond 2**31 elements (the last rows are compared) and sides of more than 65,535 tiles, what a grid's second
+axis holds, are made on a GPU alone.
 """
 import scripts
 import torch

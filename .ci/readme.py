@@ -6,7 +6,7 @@ import sys
 root = pathlib.Path(__file__).parents[1]
 text = (root / "README.md").read_text()
 links = {link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("http")}
-code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
+code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
 scripts = set(re.findall(r"(?<![\w/])((?:\./|\.ci/)?\w+\.(?:py|sh)|\.ci/run)\b", code))
 missing = sorted(name for name in links | scripts if not (root / name).exists())
 print(f"{len(links)} links and {len(scripts)} scripts of README.md, missing: {missing or 'none'}")

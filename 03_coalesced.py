@@ -141,7 +141,7 @@ def test_refusals():
 
 
 def benchmark(folder):
-    """float16 squares; the float32 product 8192 x 6144 x 4096, ten times; a line for the README's table."""
+    """float16 squares; the float32 product 8192 x 6144 x 4096, ten times; a line that sums up."""
     from tqdm import tqdm
 
     products = {"torch.matmul": torch.matmul, "coalesced_block_matmul": coalesced_block_matmul}

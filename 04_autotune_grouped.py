@@ -18,6 +18,7 @@ the first nine programs read 90 tiles in row order and 54 with GROUP_M = 3.
 import argparse
 import concurrent.futures
 import itertools
+import re
 import statistics
 import sys
 import threading
@@ -368,7 +369,7 @@ def matmul(a, b):
     return multiply(a, b)
 
 
-@torch.library.custom_op(f"{''.join(c if c.isalnum() else '_' for c in __name__)}::matmul", mutates_args=())
+@torch.library.custom_op("gemm_" + re.sub(r"[^A-Za-z0-9]", "_", __name__) + "::matmul", mutates_args=())
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """matmul as one operator, which is what torch.compile and autograd see."""
     return multiply(a.detach(), b.detach())
@@ -509,7 +510,7 @@ def test_refusals():
 
 
 def benchmark(folder):
-    """float16 squares; the float32 product 8192 x 6144 x 4096, ten times; a line for the README's table."""
+    """float16 squares; the float32 product 8192 x 6144 x 4096, ten times; a line that sums up."""
     from tqdm import tqdm
 
     def row_order(a, b):

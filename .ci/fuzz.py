@@ -142,7 +142,8 @@ counts, failures = collections.Counter(), 0
 first = list(scripts.PRODUCTS).index(arguments.only or "01")
 cases = itertools.count(arguments.seed * 10**6 + first, 4 if arguments.only else 1)
 for case in cases if arguments.case is None else [arguments.case]:
-    print(case, end="\r", file=sys.stderr, flush=True)  # all that is left if it crashes
+    if sys.stderr.isatty():
+        print(case, end="\r", file=sys.stderr, flush=True)  # all that is left if it crashes
     number, failure = run(case)
     counts[number] += 1
     if failure:

@@ -1,4 +1,4 @@
-"""Each numbered script, alone in an empty folder under another name, is a module like any other.
+"""Each numbered script, alone in an empty folder under another name or its own, is a module like any other.
 
 Imported in a fresh process with TRITON_INTERPRET=1 it multiplies ragged matrices exactly, prints nothing,
 leaves the environment alone and imports no common.py.
@@ -13,10 +13,10 @@ import tempfile
 import scripts
 
 USE = """
-import os, sys
+import importlib, os, sys
 import torch
 before = dict(os.environ)
-import pasted
+pasted = importlib.import_module({name!r})
 a, b = torch.randint(-1, 2, (33, 47)).half(), torch.randint(-1, 2, (47, 31)).half()
 assert torch.equal(pasted.{wrapper}(a, b), (a.double() @ b.double()).half()), "wrong product"
 assert dict(os.environ) == before, "environment changed"
@@ -24,9 +24,11 @@ assert "common" not in sys.modules, "common.py imported"
 """
 
 for script, wrapper in scripts.WRAPPERS.items():
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(pathlib.Path(__file__).parents[1] / script, pathlib.Path(folder, "pasted.py"))
-        done = subprocess.run([sys.executable, "-c", USE.format(wrapper=wrapper)], cwd=folder, text=True,
-                              capture_output=True, env=os.environ | {"TRITON_INTERPRET": "1"})
-        assert done.returncode == 0 and not done.stdout + done.stderr, (script, done.stdout, done.stderr)
-        print(f"{script}: a pasted copy works and is silent")
+    for name in "pasted", script.removesuffix(".py"):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy(pathlib.Path(__file__).parents[1] / script, pathlib.Path(folder, f"{name}.py"))
+            use = USE.format(wrapper=wrapper, name=name)
+            done = subprocess.run([sys.executable, "-c", use], cwd=folder, text=True, capture_output=True,
+                                  env=os.environ | {"TRITON_INTERPRET": "1"})
+            assert done.returncode == 0 and not done.stdout + done.stderr, (name, done.stdout, done.stderr)
+            print(f"{script}: a copy named {name} works and is silent")

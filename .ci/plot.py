@@ -27,7 +27,7 @@ def squares():
         rate.plot(n, [row[f"{timer}_tflops"] for row in rows], f"C1{style}", label=f"04, {timer}")
         ratio.plot(n, [row[timer] for row in rows], f"C1{style}", label=timer)
     ceiling = max(row["torch_tflops"] for row in ladder if row["size"].startswith("16384"))
-    rate.axhline(ceiling, color="0.5", linestyle="--", label="torch.matmul at 16384, held back by power")
+    rate.axhline(ceiling, color="0.5", linestyle="--", label="torch.matmul at 16384, do_bench")
     ratio.axhline(1, color="C0")
     rate.set(ylabel="TFLOPS", xscale="log", title="M = N = K, float16")
     ratio.set(ylabel="time of torch.matmul / time of 04", xlabel="M = N = K")
@@ -44,7 +44,8 @@ def bars(axes, groups, series, label):
     for i, (name, values) in enumerate(series.items()):
         places = [group + (i - (len(series) - 1) / 2) * 0.8 / len(series) for group in range(len(groups))]
         drawn = axes.bar(places, values, 0.8 / len(series), label=name)
-        axes.bar_label(drawn, [f"{value:.3g}" for value in values], fontsize=8)
+        labels = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
+        axes.bar_label(drawn, labels, fontsize=8)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(label)
     axes.legend(fontsize=8)
@@ -77,6 +78,8 @@ def steps():
         bars(axes, TYPES, series, label)
         if name != "DRAM %":
             axes.set_yscale("log")
+            axes.yaxis.set_minor_formatter("")
+            axes.yaxis.set_major_formatter("{x:,.0f}")
     figure.suptitle("float32, 8192 x 6144 x 4096, the product's kernel alone")
     figure.savefig(folder / "steps.png", dpi=120)
 

@@ -354,7 +354,7 @@ def matmul(a, b):
     """C = A @ B, a (M, K) and b (K, N), any strides, summed in float32; torch.autograd has its gradients.
 
     Both are float16, bfloat16 or float32, and C (M, N) is contiguous, of that dtype; or each is float8_e4m3fn
-    or float8_e5m2, and C is float16; of these 128 products at a time are summed in 13 bits, as in cuBLAS.
+    or float8_e5m2, and C is float16; of these Hopper sums 128 products at a time in 13 bits, as in cuBLAS.
     float32 obeys torch.set_float32_matmul_precision: ieee or tf32.
     The first call of a size, dtype or layout times the configs; Triton keeps the winner in its disk cache.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: what the card or autograd cannot do.
@@ -521,8 +521,7 @@ def benchmark(folder):
     products = {"torch.matmul": torch.matmul, "matmul": matmul, "GROUP_M = 1": None}
 
     def rates(M, N, K, name):
-        a = torch.randn(M, K, dtype=torch.float16, device=common.DEVICE)
-        b = torch.randn(K, N, dtype=torch.float16, device=common.DEVICE)
+        a, b = (torch.randn(*shape, dtype=torch.float16, device=common.DEVICE) for shape in ((M, K), (K, N)))
         product = products[name] or row_order(a, b)
         ms = triton.testing.do_bench(lambda: product(a, b), quantiles=[0.5, 0.95, 0.05])
         return [common.tflops(M, N, K, t) for t in ms]
@@ -543,10 +542,10 @@ def benchmark(folder):
         torch.cuda.synchronize()
         ms = torch.tensor([start.elapsed_time(end) for start, end in itertools.pairwise(ticks)])
         rate = common.tflops(8192, 6144, 4096, ms)
-        print(f"8192x6144x4096 float32 {precision:8} {name:14} max error {error:.1e}, "
+        print(f"8192x6144x4096 float32 {precision:8} {name:22} max error {error:.1e}, "
               f"{ms.median():.3f} ± {ms.std():.3f} ms, {rate.median():.2f} ± {rate.std():.2f} TFLOPS")
 
-    theirs, ours, _ = (rates(4096, 4096, 4096, name)[0] for name in products)
+    theirs, ours, *_ = (rates(4096, 4096, 4096, name)[0] for name in products)
     print(f"| 04 | {ours:.3g} TFLOPS | {ours / theirs:.1%} of torch.matmul |")
 
 

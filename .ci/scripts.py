@@ -21,7 +21,6 @@ WRAPPERS = {
     "04_autotune_grouped.py": "matmul",
 }
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
-FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def load(script):
@@ -31,12 +30,8 @@ def load(script):
     return module
 
 
-def supports(dtype):
-    """Whether this device multiplies it: in the interpreter all, on a GPU from a compute capability on."""
-    needed = {torch.bfloat16: (8, 0)} | dict.fromkeys(FLOAT8, (8, 9))
-    return DEVICE == "cpu" or torch.cuda.get_device_capability() >= needed.get(dtype, (7, 0))
-
-
 MODULES = {script[:2]: load(script) for script in WRAPPERS}
 PRODUCTS = {script[:2]: getattr(MODULES[script[:2]], wrapper) for script, wrapper in WRAPPERS.items()}
-DTYPES = [dtype for dtype in (torch.float16, torch.bfloat16, torch.float32, *FLOAT8) if supports(dtype)]
+FLOAT8, CAPABILITIES = MODULES["04"].FLOAT8, MODULES["04"].DTYPES
+DTYPES = [dtype for dtype, needed in CAPABILITIES.items()
+          if DEVICE == "cpu" or torch.cuda.get_device_capability() >= needed]

@@ -28,8 +28,11 @@ report() { # name, what its log must say
 }
 
 # Without a tool, all at once: this compiles what the tools' runs then find in Triton's cache.
-plain=(tests)
-start tests "$python" .ci/sweep.py --tests
+plain=()
+for script in 01 02 03 04; do
+    plain+=("$script")
+    start "$script" "$python" .ci/sweep.py --tests "$script"
+done
 for dtype in float16 bfloat16 float32 float8_e4m3fn float8_e5m2; do
     plain+=("$dtype")
     start "$dtype" "$python" .ci/sweep.py --shapes "$shapes" --dtype "$dtype"
@@ -40,10 +43,15 @@ for name in "${plain[@]}"; do report "$name" .; done
 tools=(memcheck initcheck racecheck) runs=()
 for tool in "${tools[@]}"; do
     sanitizer=(compute-sanitizer --tool "$tool" --target-processes application-only --error-exitcode 9)
-    runs+=("$tool-sweep" "$tool-tests")
-    sweep=("$python" .ci/sweep.py --shapes "$shapes")
-    start "$tool-sweep" "${sanitizer[@]}" --log-file "$logs/$tool-sweep.log" "${sweep[@]}"
-    start "$tool-tests" "${sanitizer[@]}" --log-file "$logs/$tool-tests.log" "$python" .ci/sweep.py --tests
+    zeroed=()
+    [ "$tool" = initcheck ] && zeroed=(--zeroed)
+    for part in "--shapes $shapes" "--tests 01" "--tests 02" "--tests 03" "--tests 04"; do
+        read -ra options <<<"$part"
+        name=$tool${part// /-}
+        runs+=("$name")
+        start "$name" "${sanitizer[@]}" --log-file "$logs/$name.log" \
+            "$python" .ci/sweep.py "${options[@]}" ${zeroed[@]+"${zeroed[@]}"}
+    done
 done
 wait
 for name in "${runs[@]}"; do

@@ -2,7 +2,8 @@
 
 Operands are made and results compared on the CPU, so a GPU runs hardly more than the scripts' kernels. 04
 takes each size with the three configs that had the fewest turns, among all that it offers for these dtypes
-and layouts: nothing is tuned. --tests: the scripts' unit tests, 04 with the first config that it would time.
+and layouts: nothing is tuned. --tests: a script's unit tests, 04's with the first config that it would time.
+--zeroed: fresh tensors are zeros, for initcheck, which does not see what TMA stores.
 """
 import argparse
 import collections
@@ -85,15 +86,14 @@ def large(dtype, count):
         compare_grouped(operands, precision, offered(aligned, aligned, precision)[:count])
 
 
-def unit_tests():
+def unit_tests(number):
     fitting = grouped.fitting
     grouped.fitting = lambda *args, **kwargs: fitting(*args, **kwargs)[:1]
     grouped.tuned_kernel.early_config_prune = grouped.fitting
     grouped.tuned_kernel._do_bench = lambda launch, quantiles: (launch(), [0.0])[1]
-    for number, module in scripts.MODULES.items():
-        for name in [name for name in vars(module) if name.startswith("test_")]:
-            getattr(module, name)()
-            print(number, name, flush=True)
+    for name in [name for name in vars(scripts.MODULES[number]) if name.startswith("test_")]:
+        getattr(scripts.MODULES[number], name)()
+        print(number, name, flush=True)
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -102,10 +102,13 @@ parser.add_argument("--limit", type=int, default=300, help="of M, N and K")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--dtype", choices=DTYPES, action="append", help="not all dtypes")
 parser.add_argument("--large", type=int, default=1, help="configs for 1030x1031x1033, of each dtype")
-parser.add_argument("--tests", action="store_true", help="the unit tests instead")
+parser.add_argument("--tests", choices=scripts.MODULES, help="this script's unit tests instead")
+parser.add_argument("--zeroed", action="store_true", help="new_empty makes zeros")
 arguments = parser.parse_args()
+if arguments.zeroed:
+    torch.Tensor.new_empty = torch.Tensor.new_zeros
 if arguments.tests:
-    unit_tests()
+    unit_tests(arguments.tests)
 else:
     for dtype in arguments.dtype or DTYPES:
         for i in range(arguments.shapes):

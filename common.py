@@ -34,7 +34,7 @@ def results():
         print("No benchmark:", why, file=sys.stderr)
         sys.exit(2)
     card = torch.cuda.get_device_name()
-    print(f"{card}, torch {torch.__version__}, Triton {triton.__version__}, median and 5 to 95 % of do_bench")
+    print(f"{card}, torch {torch.__version__}, Triton {triton.__version__}; curves: do_bench, 5, 50, 95 %")
     folder = pathlib.Path(__file__).parent / "results" / card.lower().replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     return folder

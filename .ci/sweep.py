@@ -3,11 +3,12 @@
 Operands are made and results compared on the CPU, so a GPU runs hardly more than the scripts' kernels. 04
 takes each size with the three configs that had the fewest turns, among all that it offers for these dtypes
 and layouts: nothing is tuned. --tests: a script's unit tests, 04's with the first config that it would time.
---zeroed: fresh tensors are zeros, for initcheck, which does not see what TMA stores.
+--zeroed: 02 and 03 make C of zeros, for initcheck, which does not see what TMA stores.
 """
 import argparse
 import collections
 import random
+import unittest.mock
 
 import scripts
 import torch
@@ -86,6 +87,17 @@ def large(dtype, count):
         compare_grouped(operands, precision, offered(aligned, aligned, precision)[:count])
 
 
+def zeroed(number):
+    """Have that script's wrapper make zeros where it would make an empty tensor."""
+    def product(a, b):
+        with unittest.mock.patch.multiple(torch.Tensor, new_empty=torch.Tensor.new_zeros):
+            return wrapper(a, b)
+
+    wrapper = scripts.PRODUCTS[number]
+    scripts.PRODUCTS[number] = product
+    setattr(scripts.MODULES[number], wrapper.__name__, product)
+
+
 def unit_tests(number):
     fitting = grouped.fitting
     grouped.fitting = lambda *args, **kwargs: fitting(*args, **kwargs)[:1]
@@ -103,10 +115,11 @@ parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--dtype", choices=DTYPES, action="append", help="not all dtypes")
 parser.add_argument("--large", type=int, default=1, help="configs for 1030x1031x1033, of each dtype")
 parser.add_argument("--tests", choices=scripts.MODULES, help="this script's unit tests instead")
-parser.add_argument("--zeroed", action="store_true", help="new_empty makes zeros")
+parser.add_argument("--zeroed", action="store_true", help="no empty tensors in 02 and 03")
 arguments = parser.parse_args()
 if arguments.zeroed:
-    torch.Tensor.new_empty = torch.Tensor.new_zeros
+    for number in "02", "03":
+        zeroed(number)
 if arguments.tests:
     unit_tests(arguments.tests)
 else:

@@ -66,6 +66,8 @@ def traffic():
     bars(dram, names, gigabytes, "GB to and from DRAM")
     dram.set_yscale("log")
     bars(hits, names, {name: column(step, "L2 hit %") for name, step in orders.items()}, "L2 hits, %")
+    hits.set_ylim(0, 100)
+    hits.legend(fontsize=8, loc="upper center", ncols=2)
     figure.savefig(folder / "traffic.png", dpi=120)
 
 

@@ -14,7 +14,7 @@
 
 A tile takes 2 K BLOCK loads. Step 1 takes 2 K for each element, 2 K BLOCK**2 in all: BLOCK times more.
 Tensor descriptors load (zeros outside the matrix) and store. They want rows of adjacent elements that start
-at multiples of 16 bytes: an operand laid out otherwise is copied first, and such a C afterwards.
+at multiples of 16 bytes: an operand laid out otherwise is copied first, and C afterwards unless 8 divides N.
 """
 import argparse
 import itertools

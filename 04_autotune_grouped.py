@@ -88,7 +88,7 @@ def matmul_kernel(
     GROUP_M: tl.constexpr, TMA: tl.constexpr, PERSISTENT: tl.constexpr,
 ):
     BLOCK_K: tl.constexpr = BYTES_K // ITEMSIZE
-    RUN: tl.constexpr = min(BLOCK_K, 128)  # float8 products that a tensor core may add up, as in cuBLAS
+    RUN: tl.constexpr = min(BLOCK_K, 128)  # float8 products that a tensor core may add up, in some 13 bits
     grid_m, grid_n = tl.cdiv(M, BLOCK_M * PIECES), tl.cdiv(N, BLOCK_N)
     # Unless PERSISTENT there is one round: the compiler drops this loop, and more programs fit on an SM.
     rounds = tl.cdiv(grid_m * grid_n - tl.program_id(0), tl.num_programs(0)) if PERSISTENT else 1
@@ -366,7 +366,7 @@ def matmul(a, b):
     """C = A @ B, a (M, K) and b (K, N), any strides, summed in float32; torch.autograd has its gradients.
 
     Both are float16, bfloat16 or float32, and C (M, N) is contiguous, of that dtype; or each is float8_e4m3fn
-    or float8_e5m2, and C is float16; of these Hopper sums 128 products at a time in 13 bits, as in cuBLAS.
+    or float8_e5m2, and C is float16; of these Hopper sums up to 128 products at a time in some 13 bits.
     float32 obeys torch.set_float32_matmul_precision: ieee or tf32.
     The first call of a size, dtype or layout times the configs; Triton keeps the winner in its disk cache.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, freed storage, cards.

@@ -1,8 +1,8 @@
-"""What 04's kernel can reach: every TMA tile that fits, at 32 squares, b as it lies and transposed, on a GPU.
+"""What other tiles would bring 04's kernel: some 170 by TMA at 32 squares, on a GPU.
 
-GPU time by measure.py's timer, float16: all tiles roughly, then the eight fastest and the tuner's choice in
-full, between two of torch.matmul. Prints at each size the tuner's ratio and the three best, last the
-geometric means of both: the second is the kernel's ceiling. --json FILE keeps the figures.
+GPU time by measure.py's timer, float16, b as it lies and transposed: all tiles roughly, then the eight fastest and the tuner's choice in
+full, between two of torch.matmul. Prints at each size the tuner's ratio and the three best, last geometric
+means: of the tuner's choice, and of the best that was timed, the tuner's included. --json FILE keeps them.
 """
 import argparse
 import concurrent.futures
@@ -24,7 +24,7 @@ SHARED = 227 * 1024  # bytes that a program may have on Hopper
 
 
 def tiles():
-    """Configs: all sides, steps along K and stages that a program has room for, and 04's own that use TMA."""
+    """Configs: sides, steps along K and stages from lists, where they fit a program, and 04's own by TMA."""
     sides = itertools.product(((64, 1), (128, 1), (256, 1), (64, 3)), (32, 64, 128, 256))
     steps = 64, 128, 256, 512
     for ((m, pieces), n), step, stages, warps in itertools.product(sides, steps, (3, 4, 6), (4, 8)):

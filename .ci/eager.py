@@ -1,0 +1,45 @@
+"""Microseconds of one product as it is timed: on the GPU alone, by do_bench, and called back to back.
+
+    python .ci/eager.py 04_autotune_grouped.py:matmul [FILE.py:FUNCTION ...]
+
+Float16 squares, torch.matmul beside them. Back to back is the mean of 300 calls, the least of five times,
+and so the host's time where that is longer than the GPU's.
+"""
+import argparse
+import time
+from functools import partial
+
+import measure
+import torch
+import triton
+
+
+def back_to_back_us(call, calls=300):
+    least = float("inf")
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        least = min(least, (time.perf_counter() - start) / calls * 1e6)
+    return least
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("targets", nargs="+", help="FILE.py:FUNCTION")
+    parser.add_argument("--sizes", default="256,512,640,768,896,1024,1152,1280,1408,1536,1664,1792,1920,2048")
+    arguments = parser.parse_args()
+    products = {"torch.matmul": torch.matmul} | {target: measure.load(target) for target in arguments.targets}
+    print("n: us on the GPU, by do_bench and back to back, of", ", ".join(products))
+    for size in measure.parse_sizes(arguments.sizes):
+        a, b = measure.operands(*size, torch.float16)
+        row = []
+        for product in products.values():
+            call = partial(product, a, b)
+            for _ in range(3):
+                call()
+            bench = triton.testing.do_bench(call, return_mode="median") * 1e3
+            row.append(f"{measure.gpu_ms(call) * 1e3:5.1f} {bench:5.1f} {back_to_back_us(call):5.1f}")
+        print(f"{size[0]:5}: ", "   ".join(row), flush=True)

@@ -1,8 +1,9 @@
 """What other tiles would bring 04's kernel: some 170 by TMA at 32 squares, on a GPU.
 
-GPU time by measure.py's timer, float16, b as it lies and transposed: all tiles roughly, then the eight fastest and the tuner's choice in
-full, between two of torch.matmul. Prints at each size the tuner's ratio and the three best, last geometric
-means: of the tuner's choice, and of the best that was timed, the tuner's included. --json FILE keeps them.
+GPU time by measure.py's timer, float16, b as it lies and transposed: all tiles roughly, then the eight
+fastest and the tuner's choice in full, between two of torch.matmul. Prints at each size the tuner's ratio and
+the three best, last geometric means: of the tuner's choice, and of the best that was timed, the tuner's
+included. --json FILE keeps them.
 """
 import argparse
 import concurrent.futures

@@ -17,6 +17,8 @@ the first nine programs read 90 tiles in row order and 54 with GROUP_M = 3.
 """
 import argparse
 import concurrent.futures
+import copy
+import inspect
 import itertools
 import re
 import statistics
@@ -175,21 +177,27 @@ def operand(x, rows, columns, tma):
     return TensorDescriptor.from_tensor(*(x.T, [columns, rows]) if is_transposed(x) else (x, [rows, columns]))
 
 
-def operand_like(first):
-    """x -> its operand, for all x laid out as the first, without the checks which that one has passed."""
-    def operand_of(x):
-        descriptor = object.__new__(TensorDescriptor)
-        descriptor.__dict__ = fields | {"base": x}
-        return descriptor
+def recorded(kernel, *args):
+    """Triton's function in C that launches a compiled kernel, and what it is passed for args, without `...`.
 
-    fields = vars(first) | {"base": None} if isinstance(first, TensorDescriptor) else None
-    return operand_of if fields else torch.Tensor.data_ptr
+    That is [what precedes the kernel's arguments, since Triton 3.7], those up to `...` and those after it.
+    Tensor maps, made of descriptors by Python, are among them: they hold for all tensors at these addresses.
+    """
+    calls, run, in_c = [], copy.copy(kernel.run), kernel.run.launch
+    if getattr(in_c, "__closure__", None):  # not C yet: it makes the tensor maps
+        in_c = inspect.getclosurevars(in_c).nonlocals["launcher"]
+    descriptors = getattr(kernel.metadata, "tensordesc_meta", None)
+    run.launch = sys.modules[type(run).__module__].wrap_handle_tensordesc(
+        lambda *args: calls.append(args), kernel.src.signature, descriptors)
+    run(*args)
+    *outer, args = calls[0] if isinstance(calls[0][-1], (list, tuple)) else calls
+    return in_c, outer, args[:args.index(...)], args[args.index(...) + 1:]
 
 
 def fitting(configs, _, **args):
-    """The configs for this size: by TMA where it fits, by pointers where the host's time would show."""
-    M, N, ieee = args["M_KEY"], args["N"], args["a"].dtype == torch.float32 and args["PRECISION"] == "ieee"
-    tma = args["FITS_TMA"] and (M + N) * args["K"] >= 2**19
+    """The configs for this size: by TMA where it fits."""
+    M, N, tma = args["M_KEY"], args["N"], args["FITS_TMA"]
+    ieee = args["a"].dtype == torch.float32 and args["PRECISION"] == "ieee"
     widest = 64 if ieee else 256  # without tensor cores larger tiles were no faster, and slow to compile
     return [config for config in configs for meta in [config.kwargs]
             if meta["TMA"] in (tma, tma and not ieee) and (meta["BLOCK_M"] == 16) == (M <= 16)
@@ -220,7 +228,7 @@ tuned_kernel = triton.autotune(
     CONFIGS, key=["M_KEY", "N", "K", "A_T", "B_T", "FITS_TMA", "CARD", "PRECISION"],
     prune_configs_by={"early_config_prune": fitting}, do_bench=gpu_ms, cache_results=True)(configured_kernel)
 PLANNING = threading.RLock()
-PLANS = {}
+PLANS, RECORDS = {}, {}
 LARGE = 1024  # M, N and K from which copies pay: at 1023 the host's time ate their gain
 
 
@@ -249,12 +257,12 @@ def plan(a, b, precision, config=None):
         raise RuntimeError(f"{tuple(a.shape)} @ {tuple(b.shape)} is new: call it once before graph capture")
 
     # Large products repay copies: of what TMA cannot read, and of B where tensor cores read it along K alone.
-    turn_b = (precision == "tf32" or a.dtype in FLOAT8) and not is_transposed(b)
-    copy_a, pad_b = not fits_tma(a), not fits_tma(b)
+    along_k = precision == "tf32" or a.dtype in FLOAT8
+    copy_a, pad_b, turn_b = not fits_tma(a), not fits_tma(b), along_k and not is_transposed(b)
     padding = a.numel() * a.itemsize * copy_a + b.numel() * b.itemsize * pad_b
     if has_tma(a) and min(M, N, K) >= LARGE and (padding or turn_b) and padding <= 2**26:
         def copied(a, b):
-            return (laid_out(a, False) if copy_a else a), (laid_out(b, turn_b) if pad_b or turn_b else b)
+            return (laid_out(a, False) if copy_a else a), (laid_out(b, along_k) if pad_b or turn_b else b)
 
         launch_copied = plan(*copied(a, b), precision, config)
         return lambda a, b: launch_copied(*copied(a, b))
@@ -285,23 +293,31 @@ def plan(a, b, precision, config=None):
         config = tuned_kernel.best_config
     config = config or CONFIGS[0]
     kernel = launch(a, b, c, config)
-    meta = args | config.kwargs
-    programs, rest = grid(meta), [meta[name] for name in matmul_kernel.arg_names[3:]]
-    operand_a, operand_b = (operand_like(OPERANDS[name](meta | {"a": a, "b": b})) for name in OPERANDS)
-    hooks = triton.knobs.runtime
-    if not INTERPRETED:
-        stream = triton.runtime.driver.active.get_current_stream
-        run, function, metadata = kernel.run, kernel.function, kernel.packed_metadata
+    hooks, meta = triton.knobs.runtime, args | config.kwargs
+    known = triton.__version__[:3] in ("3.6", "3.7", "3.8", "3.9")  # else by Triton's own launcher
+    plain = INTERPRETED or not known or triton.knobs.compilation.instrumentation_mode
 
     def launch_planned(a, b):
         c = a.new_empty(M, N, dtype=dtype)
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        if (INTERPRETED or getattr(enter, "calls", True) or getattr(leave, "calls", True)
+        if (plain or getattr(enter, "calls", True) or getattr(leave, "calls", True)
                 or torch.cuda.current_device() != device.index):
             launch(a, b, c, config)
-        else:  # the same, less what the host would work out anew
-            run(*programs, stream(device.index), function, metadata, None, None, None,
-                operand_a(a), operand_b(b), c.data_ptr(), *rest)
+            return c
+        stream = triton.runtime.driver.active.get_current_stream(device.index)
+        key = stream, a.data_ptr(), b.data_ptr(), launch
+        call = RECORDS.get(key)
+        if not call:
+            if len(RECORDS) >= 10_000:
+                RECORDS.clear()
+            operands = (OPERANDS[name](meta | {"a": a, "b": b}) for name in OPERANDS)
+            RECORDS[key] = call = recorded(
+                kernel, *grid(meta), stream, kernel.function, kernel.packed_metadata, None, None, None,
+                *(x if meta["TMA"] else x.data_ptr() for x in operands), ...,
+                *(meta[name] for name in matmul_kernel.arg_names[3:]))
+        in_c, outer, before, after = call
+        inner = *before, c.data_ptr(), *after
+        in_c(*outer, inner) if outer else in_c(*inner)
         return c
 
     return launch_planned
@@ -371,7 +387,9 @@ def matmul(a, b):
     The first call of a size, dtype or layout times the configs; Triton keeps the winner in its disk cache.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, freed storage, cards.
     """
-    if torch.compiler.is_compiling() and forward_ad._current_level < 0:
+    modes = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE  # of make_fx
+    traced = torch._C._len_torch_dispatch_stack() and any(map(torch._C._get_dispatch_mode, modes))
+    if traced or torch.compiler.is_compiling() and forward_ad._current_level < 0:
         return matmul_op(a, b)
     wants_grad = getattr(a, "requires_grad", False) or getattr(b, "requires_grad", False)
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
@@ -383,7 +401,9 @@ def matmul(a, b):
 
 @torch.library.custom_op("gemm_" + re.sub(r"[^A-Za-z0-9]", "_", __name__) + "::matmul", mutates_args=())
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """matmul as one operator, which is what torch.compile and autograd see."""
+    """matmul as one operator, which is what torch.compile, autograd and make_fx see."""
+    if forward_ad._current_level >= 0:
+        check(a, b)  # an exported program comes here directly
     return multiply(a.detach(), b.detach())
 
 
@@ -396,13 +416,12 @@ def _(a, b):
 def save(ctx, inputs, output):
     if inputs[0].dtype in FLOAT8:
         raise RuntimeError(f"{inputs[0].dtype} has no gradient here: detach it or use torch.no_grad()")
-    ctx.save_for_backward(*inputs)
+    a, b = inputs
+    ctx.save_for_backward(a if ctx.needs_input_grad[1] else None, b if ctx.needs_input_grad[0] else None)
 
 
 def gradients(ctx, grad):
     a, b = ctx.saved_tensors
-    if forward_ad.unpack_dual(grad).tangent is not None:
-        raise RuntimeError("no derivatives in forward mode: the gradient is a dual tensor")
     return (matmul_op(grad, b.T) if ctx.needs_input_grad[0] else None,
             matmul_op(a.T, grad) if ctx.needs_input_grad[1] else None)
 

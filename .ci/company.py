@@ -258,7 +258,11 @@ def gradients():
             for ours, theirs in zip(*grads, strict=True):
                 same(ours, theirs)
             count += 1
-    return f"{count} pairs of views, float32, float16 and bfloat16"
+    hidden, frozen = ints(70, 70, dtype=torch.float32).requires_grad_() * 1, ints(70, 70, dtype=torch.float32)
+    c = product(hidden, frozen)
+    hidden.relu_()  # its gradient takes frozen alone, so that this may change, as with torch.matmul
+    c.sum().backward()
+    return f"{count} pairs of views, float32, float16 and bfloat16; an operand that changes after use"
 
 
 @case

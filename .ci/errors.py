@@ -13,6 +13,7 @@ import warnings
 import scripts
 import torch
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FRESH = """
@@ -156,6 +157,9 @@ ROWS = [
     ("a parameter's gradient", FIRST, "RuntimeError", "derivative", lambda f: f(torch.nn.Parameter(x), x)),
     ("dual tensors", FIRST, "RuntimeError", "derivative", lambda f: dual(f, x, x)),
     ("dual tensors", ("04",), "RuntimeError", "derivative|forward", lambda f: dual(f, x, x)),
+    ("dual tensors, of the operator", ("04",), "RuntimeError", "dual tensors",
+     lambda f: dual(scripts.MODULES["04"].matmul_op, x, x)),
+    ("make_fx", FIRST, "RuntimeError", "make_fx", lambda f: make_fx(f)(x, x)),
     ("torch.func.jvp", FIRST, "RuntimeError", "derivative", lambda f: torch.func.jvp(f, (x, x), (x, x))),
     ("torch.func.jvp", ("04",), "RuntimeError", "derivative|forward|functorch",
      lambda f: torch.func.jvp(f, (x, x), (x, x))),

@@ -1,7 +1,9 @@
 """04 compiled, without a GPU: on a pretended H200 kernels are compiled, tuned and planned, not launched.
 
 Each config that the autotuner offers is compiled for sm_90. Operands of one shape in several layouts follow
-each other, so that a plan or a tuned config which one of them cannot take would show.
+each other, so that a plan or a tuned config which one of them cannot take would show. Each plan is launched
+again on the same addresses, on others, and on another stream: Triton's function in C, replaced here, must be
+passed just those, as such or in tensor maps.
 """
 import contextlib
 import importlib.util
@@ -14,21 +16,37 @@ import types
 os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
 import torch
 import triton
+import triton.backends.nvidia.driver as nvidia
 from triton.backends.compiler import GPUTarget
 
-launches = []
+launches, stream = [], 0
 
 
-class Launcher:
+def launch_in_c(*args):
+    """In place of Triton's function in C: keeps all that it is passed, which from Triton 3.7 on is nested."""
+    launches.append([*args[:-1], *args[-1]] if isinstance(args[-1], (list, tuple)) else [*args])
+
+
+class Launcher(nvidia.CudaLauncher):
     def __init__(self, src, metadata):
-        self.arguments = len(src.fn.arg_names)
+        self.launch = nvidia.wrap_handle_tensordesc(
+            launch_in_c, dict(src.signature), getattr(metadata, "tensordesc_meta", None))
+        self.num_ctas, self.launch_cooperative_grid, self.launch_pdl = 1, False, False
+        self.gsan_enabled, self.arg_annotations, self.kernel_signature = False, None, None
+        self.global_scratch_size = self.profile_scratch_size = 0
+        self.global_scratch_align = self.profile_scratch_align = 1
 
-    def __call__(self, grid_x, grid_y, grid_z, *rest):
-        assert len(rest) == 6 + self.arguments, "a launch with other arguments than the kernel has"
-        launches.append(grid_x * grid_y * grid_z)
+
+Launcher.__module__ = nvidia.__name__
 
 
 class Utils:
+    @staticmethod
+    def fill_tma_descriptor(address, *layout):
+        return "tensor map of", address
+
+    fill_tma_descriptor_tiled = fill_tma_descriptor
+
     def load_binary(self, name, kernel, shared, device):
         return 1, 2, 0, 0, 1024
 
@@ -43,7 +61,7 @@ driver = types.SimpleNamespace(
     utils=Utils(),
     launcher_cls=Launcher,
     get_current_device=lambda: 0,
-    get_current_stream=lambda device=None: 0,
+    get_current_stream=lambda device=None: stream,
     get_current_target=lambda: GPUTarget("cuda", 90, 32),
     get_device_interface=lambda: torch.cuda,
 )
@@ -63,12 +81,16 @@ spec.loader.exec_module(grouped)
 count = itertools.count()
 grouped.tuned_kernel._do_bench = lambda launch, quantiles: (launch(), [-next(count)])[1]  # the last one wins
 
-LAYOUTS = [
-    lambda rows, columns, dtype: torch.empty(rows, columns, dtype=dtype),
-    lambda rows, columns, dtype: torch.empty(columns, rows, dtype=dtype).T,
-    lambda rows, columns, dtype: torch.empty(rows + 9, columns + 9, dtype=dtype)[3:-6, 5:-4],
-    lambda rows, columns, dtype: torch.empty(1, columns, dtype=dtype).expand(rows, columns),
-]
+BUFFERS = torch.empty(4, 2**23, dtype=torch.uint8)
+
+
+def laid_out(layout, rows, columns, buffer, dtype):
+    """Always at the same address: contiguous, transposed, cut out, expanded."""
+    x = BUFFERS[buffer].view(dtype)
+    strides = (columns, 1), (1, rows), (columns + 9, 1), (0, 1)
+    return x.as_strided((rows, columns), strides[layout], x.storage_offset() + 5 * (layout == 2))
+
+
 CASES = [
     (1, 256, 4096, torch.float16, "ieee"), (256, 256, 256, torch.bfloat16, "ieee"),
     (5, 7, 9, torch.float32, "ieee"), (300, 200, 500, torch.float8_e5m2, "ieee"),
@@ -77,11 +99,17 @@ CASES = [
     (1030, 1040, 1050, torch.float8_e4m3fn, "ieee"),
 ]
 for M, N, K, dtype, precision in CASES:
-    for layout_a, layout_b in itertools.product(LAYOUTS, LAYOUTS):
-        a, b = layout_a(M, K, dtype), layout_b(K, N, dtype)
-        launch = grouped.plan(a, b, precision)
-        launches.clear()
-        c = launch(a, b)
-        if c.shape != (M, N) or not c.is_contiguous() or not launches:
-            raise AssertionError((M, N, K, dtype, precision, a.stride(), b.stride(), launches))
+    for layout_a, layout_b in itertools.product(range(4), range(4)):
+        launch = None
+        for buffer_a, buffer_b, stream in (0, 1, 101), (0, 1, 101), (2, 1, 101), (2, 3, 101), (2, 3, 102):
+            a = laid_out(layout_a, M, K, buffer_a, dtype)
+            b = laid_out(layout_b, K, N, buffer_b, dtype)
+            launch = launch or grouped.plan(a, b, precision)
+            launches.clear()
+            c = launch(a, b)
+            copied = min(M, N, K) >= grouped.LARGE
+            expected = {stream, M, N, K, c.data_ptr()} | (set() if copied else {a.data_ptr(), b.data_ptr()})
+            passed = {x[1] if isinstance(x, tuple) and x[0] == "tensor map of" else x for x in launches[-1]}
+            if c.shape != (M, N) or not c.is_contiguous() or not expected <= passed:
+                raise AssertionError((M, N, K, dtype, precision, a.stride(), b.stride(), expected, passed))
     print(f"{M}x{N}x{K} {dtype} {precision}: planned and launched in every layout")

@@ -56,6 +56,8 @@ def naive_matmul(a, b):
     C is (M, N), contiguous, of their dtype. float32 is multiplied in float32: no tl.dot, no tf32.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, freed storage, cards.
     """
+    if torch.jit.is_tracing() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
+        raise RuntimeError("torch.jit.trace, make_fx: they record operators, of which step 4's matmul is one")
     for x in (a, b):
         plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested
         if not plain or x.layout != torch.strided or x.is_neg() or x._is_zerotensor():
@@ -72,8 +74,6 @@ def naive_matmul(a, b):
     grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if grad or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         raise RuntimeError("forward only, and a derivative is wanted: detach a and b or use torch.no_grad()")
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
-        raise RuntimeError("make_fx records PyTorch's operators, not this kernel: only step 4 is an operator")
     if a.is_cuda and a.dtype == torch.bfloat16 and torch.cuda.get_device_capability(a.device) < (8, 0):
         raise RuntimeError(f"bfloat16 needs compute capability 8.0 (Ampere): {a.device} has less")
     (M, K), N = a.shape, b.shape[1]

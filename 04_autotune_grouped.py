@@ -387,9 +387,10 @@ def matmul(a, b):
     The first call of a size, dtype or layout times the configs; Triton keeps the winner in its disk cache.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, freed storage, cards.
     """
+    if torch.compiler.is_compiling() and forward_ad._current_level < 0 or torch.jit.is_tracing():
+        return matmul_op(a, b)
     modes = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE  # of make_fx
-    traced = torch._C._len_torch_dispatch_stack() and any(map(torch._C._get_dispatch_mode, modes))
-    if traced or torch.compiler.is_compiling() and forward_ad._current_level < 0:
+    if torch._C._len_torch_dispatch_stack() and any(map(torch._C._get_dispatch_mode, modes)):
         return matmul_op(a, b)
     wants_grad = getattr(a, "requires_grad", False) or getattr(b, "requires_grad", False)
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
@@ -401,7 +402,7 @@ def matmul(a, b):
 
 @torch.library.custom_op("gemm_" + re.sub(r"[^A-Za-z0-9]", "_", __name__) + "::matmul", mutates_args=())
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """matmul as one operator, which is what torch.compile, autograd and make_fx see."""
+    """matmul as one operator: what torch.compile, autograd, make_fx and torch.jit.trace see."""
     if forward_ad._current_level >= 0:
         check(a, b)  # an exported program comes here directly
     return multiply(a.detach(), b.detach())

@@ -160,6 +160,7 @@ ROWS = [
     ("dual tensors, of the operator", ("04",), "RuntimeError", "dual tensors",
      lambda f: dual(scripts.MODULES["04"].matmul_op, x, x)),
     ("make_fx", FIRST, "RuntimeError", "make_fx", lambda f: make_fx(f)(x, x)),
+    ("torch.jit.trace", FIRST, "RuntimeError", "torch.jit.trace", lambda f: torch.jit.trace(f, (x, x))),
     ("torch.func.jvp", FIRST, "RuntimeError", "derivative", lambda f: torch.func.jvp(f, (x, x), (x, x))),
     ("torch.func.jvp", ("04",), "RuntimeError", "derivative|forward|functorch",
      lambda f: torch.func.jvp(f, (x, x), (x, x))),

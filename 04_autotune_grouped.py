@@ -94,27 +94,22 @@ def matmul_kernel(
     grid_m, grid_n = tl.cdiv(M, BLOCK_M * PIECES), tl.cdiv(N, BLOCK_N)
     # Unless PERSISTENT there is one round: the compiler drops this loop, and more programs fit on an SM.
     rounds = tl.cdiv(grid_m * grid_n - tl.program_id(0), tl.num_programs(0)) if PERSISTENT else 1
-    for i in tl.range(0, rounds, flatten=PERSISTENT):
-        pid_m, pid_n = tile_of(tl.program_id(0) + i * tl.num_programs(0), grid_m, grid_n, GROUP_M)
+    for turn in tl.range(0, rounds, flatten=PERSISTENT):
+        pid_m, pid_n = tile_of(tl.program_id(0) + turn * tl.num_programs(0), grid_m, grid_n, GROUP_M)
         m, n = pid_m * BLOCK_M * PIECES, pid_n * BLOCK_N
-        m1, m2 = m + BLOCK_M, m + 2 * BLOCK_M
 
-        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        acc1, acc2 = acc, acc
+        # 192 rows are no power of two: they are three pieces, and a tile of B serves each of them.
+        accs = (tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32),) * PIECES
         for k in range(0, K, BLOCK_K):
             b_tile = load(b, k, n, K, N, stride_bk, stride_bn, BLOCK_K, BLOCK_N, TMA, B_T, WIDE)
-            a_tile = load(a, m, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, WIDE)
-            acc = tl.dot(a_tile, b_tile, acc=acc, input_precision=PRECISION, max_num_imprecise_acc=RUN)
-            if PIECES == 3:  # 192 rows are no power of two: three tiles of A to each of B
-                a_tile = load(a, m1, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, WIDE)
-                acc1 = tl.dot(a_tile, b_tile, acc=acc1, input_precision=PRECISION, max_num_imprecise_acc=RUN)
-                a_tile = load(a, m2, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, WIDE)
-                acc2 = tl.dot(a_tile, b_tile, acc=acc2, input_precision=PRECISION, max_num_imprecise_acc=RUN)
+            for piece in tl.static_range(PIECES):
+                row = m + piece * BLOCK_M
+                a_tile = load(a, row, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, WIDE)
+                acc = tl.dot(a_tile, b_tile, accs[0], PRECISION, max_num_imprecise_acc=RUN)
+                accs = accs[1:] + (acc,)  # so that the next piece's comes first
 
-        store(c_ptr, acc, m, n, M, N, WIDE)
-        if PIECES == 3:
-            store(c_ptr, acc1, m1, n, M, N, WIDE)
-            store(c_ptr, acc2, m2, n, M, N, WIDE)
+        for piece in tl.static_range(PIECES):
+            store(c_ptr, accs[piece], m + piece * BLOCK_M, n, M, N, WIDE)
 
 
 @triton.jit

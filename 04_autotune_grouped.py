@@ -55,7 +55,7 @@ def tile_of(pid, grid_m, grid_n, GROUP_M):
 @triton.jit
 def load(
     x, row, column, rows, columns, stride_row, stride_column, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
-    TMA: tl.constexpr, TRANSPOSED: tl.constexpr, WIDE: tl.constexpr,
+    TMA: tl.constexpr, TRANSPOSED: tl.constexpr, INDEX: tl.constexpr,
 ):
     """The tile of x at (row, column), zeros outside of x."""
     if TMA:
@@ -63,19 +63,9 @@ def load(
     else:
         offs_r, offs_c = row + tl.arange(0, BLOCK_R)[:, None], column + tl.arange(0, BLOCK_C)[None, :]
         mask = (offs_r < rows) & (offs_c < columns)
-        if WIDE:
-            offs_r, offs_c = offs_r.to(tl.int64), offs_c.to(tl.int64)
-        tile = tl.load(x + offs_r * stride_row + offs_c * stride_column, mask=mask, other=0.0)
+        pointers = x + offs_r.to(INDEX) * stride_row + offs_c.to(INDEX) * stride_column
+        tile = tl.load(pointers, mask=mask, other=0.0)
     return tile
-
-
-@triton.jit
-def store(c_ptr, acc, m, n, M, N, WIDE: tl.constexpr):
-    offs_m, offs_n = m + tl.arange(0, acc.shape[0])[:, None], n + tl.arange(0, acc.shape[1])[None, :]
-    mask = (offs_m < M) & (offs_n < N)
-    if WIDE:
-        offs_m = offs_m.to(tl.int64)
-    tl.store(c_ptr + offs_m * N + offs_n, acc.to(c_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["M", "M_KEY"])
@@ -85,7 +75,7 @@ def matmul_kernel(
     stride_am, stride_ak,
     stride_bk, stride_bn,
     A_T: tl.constexpr, B_T: tl.constexpr, FITS_TMA: tl.constexpr, CARD: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, ITEMSIZE: tl.constexpr,
+    INDEX: tl.constexpr, PRECISION: tl.constexpr, ITEMSIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BYTES_K: tl.constexpr,
     GROUP_M: tl.constexpr, TMA: tl.constexpr, PERSISTENT: tl.constexpr,
 ):
@@ -101,15 +91,18 @@ def matmul_kernel(
         # 192 rows are no power of two: they are three pieces, and a tile of B serves each of them.
         accs = (tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32),) * PIECES
         for k in range(0, K, BLOCK_K):
-            b_tile = load(b, k, n, K, N, stride_bk, stride_bn, BLOCK_K, BLOCK_N, TMA, B_T, WIDE)
+            b_tile = load(b, k, n, K, N, stride_bk, stride_bn, BLOCK_K, BLOCK_N, TMA, B_T, INDEX)
             for piece in tl.static_range(PIECES):
                 row = m + piece * BLOCK_M
-                a_tile = load(a, row, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, WIDE)
+                a_tile = load(a, row, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, INDEX)
                 acc = tl.dot(a_tile, b_tile, accs[0], PRECISION, max_num_imprecise_acc=RUN)
                 accs = accs[1:] + (acc,)  # so that the next piece's comes first
 
         for piece in tl.static_range(PIECES):
-            store(c_ptr, accs[piece], m + piece * BLOCK_M, n, M, N, WIDE)
+            offs_m = m + piece * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+            offs_n = n + tl.arange(0, BLOCK_N)[None, :]
+            mask = (offs_m < M) & (offs_n < N)
+            tl.store(c_ptr + offs_m.to(INDEX) * N + offs_n, accs[piece].to(c_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -269,7 +262,8 @@ def plan(a, b, precision, config=None):
         stride_bk=b.stride(0), stride_bn=b.stride(1),
         A_T=is_transposed(a), B_T=is_transposed(b), FITS_TMA=not (copy_a or pad_b),
         CARD="" if INTERPRETED else torch.cuda.get_device_name(device),
-        WIDE=max(span(x, 256) for x in (a, b, c)) >= 2**31, PRECISION=precision, ITEMSIZE=a.itemsize)
+        INDEX=tl.int64 if max(span(x, 256) for x in (a, b, c)) >= 2**31 else tl.int32,
+        PRECISION=precision, ITEMSIZE=a.itemsize)
 
     def grid(meta):
         tiles = triton.cdiv(M, meta["BLOCK_M"] * meta["PIECES"]) * triton.cdiv(N, meta["BLOCK_N"])

@@ -21,7 +21,6 @@ import copy
 import inspect
 import itertools
 import re
-import statistics
 import sys
 import threading
 import timeit
@@ -204,7 +203,7 @@ def gpu_ms(launch, quantiles):
         launch()
         end.record()
     torch.cuda.synchronize()
-    return [statistics.median(start.elapsed_time(end) for start, end in events)]
+    return [torch.tensor([start.elapsed_time(end) for start, end in events]).median().item()]
 
 
 OPERANDS = {  # BYTES_K, not BLOCK_K: tiles of A and B fit in shared memory, whatever the dtype

@@ -56,7 +56,7 @@ def naive_matmul(a, b):
     C is (M, N), contiguous, of their dtype. float32 is multiplied in float32: no tl.dot, no tf32.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, freed storage, cards.
     """
-    if torch.jit.is_tracing() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
+    if torch.jit.is_tracing() or torch.fx.experimental.proxy_tensor.get_proxy_mode():
         raise RuntimeError("torch.jit.trace, make_fx: they record operators, of which step 4's matmul is one")
     for x in (a, b):
         plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested

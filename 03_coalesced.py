@@ -60,7 +60,7 @@ def coalesced_block_matmul(a, b):
     C is (M, N), contiguous, of their dtype. float32 obeys torch.set_float32_matmul_precision: ieee or tf32.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, freed storage, cards.
     """
-    if torch.jit.is_tracing() or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):
+    if torch.jit.is_tracing() or torch.fx.experimental.proxy_tensor.get_proxy_mode():
         raise RuntimeError("torch.jit.trace, make_fx: they record operators, of which step 4's matmul is one")
     for x in (a, b):
         plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested

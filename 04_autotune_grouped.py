@@ -17,6 +17,7 @@ the first nine programs read 90 tiles in row order and 54 with GROUP_M = 3.
 """
 import argparse
 import concurrent.futures
+import contextlib
 import copy
 import inspect
 import itertools
@@ -32,6 +33,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -58,13 +60,12 @@ def load(
 ):
     """The tile of x at (row, column), zeros outside of x."""
     if TMA:
-        tile = x.load([column, row]).T if TRANSPOSED else x.load([row, column])
+        return x.load([column, row]).T if TRANSPOSED else x.load([row, column])
     else:
         offs_r, offs_c = row + tl.arange(0, BLOCK_R)[:, None], column + tl.arange(0, BLOCK_C)[None, :]
         mask = (offs_r < rows) & (offs_c < columns)
         pointers = x + offs_r.to(INDEX) * stride_row + offs_c.to(INDEX) * stride_column
-        tile = tl.load(pointers, mask=mask, other=0.0)
-    return tile
+        return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit(do_not_specialize=["M", "M_KEY"])
@@ -94,7 +95,7 @@ def matmul_kernel(
             for piece in tl.static_range(PIECES):
                 row = m + piece * BLOCK_M
                 a_tile = load(a, row, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, INDEX)
-                acc = tl.dot(a_tile, b_tile, accs[0], PRECISION, max_num_imprecise_acc=RUN)
+                acc = tl.dot(a_tile, b_tile, acc=accs[0], input_precision=PRECISION, max_num_imprecise_acc=RUN)
                 accs = accs[1:] + (acc,)  # so that the next piece's comes first
 
         for piece in tl.static_range(PIECES):
@@ -164,25 +165,29 @@ def operand(x, rows, columns, tma):
     return TensorDescriptor.from_tensor(*(x.T, [columns, rows]) if is_transposed(x) else (x, [rows, columns]))
 
 
-def recorded(kernel, *args):
-    """Triton's function in C that launches a compiled kernel, and what it is passed for args, without `...`.
+def launcher(kernel):
+    """Triton's function in C that launches a compiled kernel, and record(*args): what it is passed for args.
 
-    That is [what precedes the kernel's arguments, since Triton 3.7], those up to `...` and those after it.
-    Tensor maps, made of descriptors by Python, are among them: they hold for all tensors at these addresses.
+    That is what precedes the kernel's arguments (since Triton 3.7), these up to `...` and after it. Some
+    are tensor maps, which Python makes of descriptors: they hold for all tensors at the same addresses.
     """
-    calls, run, in_c = [], copy.copy(kernel.run), kernel.run.launch
+    def record(*args):
+        run(*args)
+        call = calls.pop(threading.get_ident())
+        *outer, args = call if isinstance(call[-1], (list, tuple)) else [call]
+        return outer, args[:args.index(...)], args[args.index(...) + args.count(...):]
+
+    calls, run, in_c = {}, copy.copy(kernel.run), kernel.run.launch
     if getattr(in_c, "__closure__", None):  # not C yet: it makes the tensor maps
         in_c = inspect.getclosurevars(in_c).nonlocals["launcher"]
     descriptors = getattr(kernel.metadata, "tensordesc_meta", None)
     run.launch = sys.modules[type(run).__module__].wrap_handle_tensordesc(
-        lambda *args: calls.append(args), kernel.src.signature, descriptors)
-    run(*args)
-    *outer, args = calls[0] if isinstance(calls[0][-1], (list, tuple)) else calls
-    return in_c, outer, args[:args.index(...)], args[args.index(...) + 1:]
+        lambda *args: calls.update({threading.get_ident(): args}), kernel.src.signature, descriptors)
+    return in_c, record
 
 
 def fitting(configs, _, **args):
-    """The configs for this size: by TMA where it fits."""
+    """The configs for this size: those by TMA where it can read, in ieee those by pointers too."""
     M, N, tma = args["M_KEY"], args["N"], args["FITS_TMA"]
     ieee = args["a"].dtype == torch.float32 and args["PRECISION"] == "ieee"
     widest = 64 if ieee else 256  # without tensor cores larger tiles were no faster, and slow to compile
@@ -281,30 +286,33 @@ def plan(a, b, precision, config=None):
         config = tuned_kernel.best_config
     config = config or CONFIGS[0]
     kernel = launch(a, b, c, config)
-    hooks, meta = triton.knobs.runtime, args | config.kwargs
-    known = triton.__version__[:3] in ("3.6", "3.7", "3.8", "3.9")  # else by Triton's own launcher
-    plain = INTERPRETED or not known or triton.knobs.compilation.instrumentation_mode
+    hooks, meta, in_c = triton.knobs.runtime, args | config.kwargs, None
+    programs, rest = grid(meta), [meta[name] for name in matmul_kernel.arg_names[3:]]
+    known = triton.__version__[:3] in ("3.6", "3.7", "3.8", "3.9")
+    if known and not INTERPRETED and not triton.knobs.compilation.instrumentation_mode:
+        with contextlib.suppress(AttributeError, KeyError):  # of a launcher that is not Triton's
+            in_c, record = launcher(kernel)
+
+    def recorded(key, a, b):
+        operands = [OPERANDS[name](meta | {"a": a, "b": b}) if meta["TMA"] else ... for name in OPERANDS]
+        if len(RECORDS) >= 10_000:
+            RECORDS.clear()
+        RECORDS[key] = call = record(*programs, key[1], kernel.function, kernel.packed_metadata,
+                                     None, None, None, *operands, ..., *rest)
+        return call
 
     def launch_planned(a, b):
         c = a.new_empty(M, N, dtype=dtype)
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        if (plain or getattr(enter, "calls", True) or getattr(leave, "calls", True)
+        if (not in_c or getattr(enter, "calls", True) or getattr(leave, "calls", True)
                 or torch.cuda.current_device() != device.index):
             launch(a, b, c, config)
             return c
-        stream = triton.runtime.driver.active.get_current_stream(device.index)
-        key = stream, a.data_ptr(), b.data_ptr(), launch
-        call = RECORDS.get(key)
-        if not call:
-            if len(RECORDS) >= 10_000:
-                RECORDS.clear()
-            operands = (OPERANDS[name](meta | {"a": a, "b": b}) for name in OPERANDS)
-            RECORDS[key] = call = recorded(
-                kernel, *grid(meta), stream, kernel.function, kernel.packed_metadata, None, None, None,
-                *(x if meta["TMA"] else x.data_ptr() for x in operands), ...,
-                *(meta[name] for name in matmul_kernel.arg_names[3:]))
-        in_c, outer, before, after = call
-        inner = *before, c.data_ptr(), *after
+        addresses = a.data_ptr(), b.data_ptr()
+        of_maps, pointers = (addresses, ()) if meta["TMA"] else ((), addresses)
+        key = launch, triton.runtime.driver.active.get_current_stream(device.index), of_maps
+        outer, before, after = RECORDS.get(key) or recorded(key, a, b)
+        inner = *before, *pointers, c.data_ptr(), *after
         in_c(*outer, inner) if outer else in_c(*inner)
         return c
 
@@ -326,7 +334,7 @@ def check(a, b):
     if a.device != b.device or not (a.is_cuda or a.is_cpu and INTERPRETED):
         raise ValueError(f"a is on {a.device}, b is on {b.device}: must be on one GPU, or on the CPU with "
                          "TRITON_INTERPRET=1 set before Python imports triton")
-    transformed = torch._C._are_functorch_transforms_active()
+    transformed = torch._C._are_functorch_transforms_active() or torch._functorch.eager_transforms.JVP_NESTING
     if transformed or any(forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
         raise RuntimeError("derivatives are torch.autograd's, in reverse: no torch.func, no dual tensors")
     if a.dtype in FLOAT8 and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
@@ -375,14 +383,16 @@ def matmul(a, b):
     The first call of a size, dtype or layout times the configs; Triton keeps the winner in its disk cache.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, freed storage, cards.
     """
-    if torch.compiler.is_compiling() and forward_ad._current_level < 0 or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() and forward_ad._current_level < 0:
         return matmul_op(a, b)
-    modes = torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE  # of make_fx
-    if torch._C._len_torch_dispatch_stack() and any(map(torch._C._get_dispatch_mode, modes)):
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if transformed:
+        check(a, b)
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if transformed or fake or get_proxy_mode() or torch.jit.is_tracing():
         return matmul_op(a, b)
     wants_grad = getattr(a, "requires_grad", False) or getattr(b, "requires_grad", False)
-    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    if transformed or wants_grad and torch.is_grad_enabled():
+    if wants_grad and torch.is_grad_enabled():
         check(a, b)
         return matmul_op(a, b)
     return multiply(a, b)
@@ -392,7 +402,7 @@ def matmul(a, b):
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """matmul as one operator: what torch.compile, autograd, make_fx and torch.jit.trace see."""
     if forward_ad._current_level >= 0:
-        check(a, b)  # an exported program comes here directly
+        check(a, b)  # a recorded program comes here directly
     return multiply(a.detach(), b.detach())
 
 

@@ -95,7 +95,8 @@ def matmul_kernel(
             for piece in tl.static_range(PIECES):
                 row = m + piece * BLOCK_M
                 a_tile = load(a, row, k, M, K, stride_am, stride_ak, BLOCK_M, BLOCK_K, TMA, A_T, INDEX)
-                acc = tl.dot(a_tile, b_tile, acc=accs[0], input_precision=PRECISION, max_num_imprecise_acc=RUN)
+                acc = tl.dot(
+                    a_tile, b_tile, acc=accs[0], input_precision=PRECISION, max_num_imprecise_acc=RUN)
                 accs = accs[1:] + (acc,)  # so that the next piece's comes first
 
         for piece in tl.static_range(PIECES):

@@ -188,7 +188,7 @@ def launcher(kernel):
 
 
 def fitting(configs, _, **args):
-    """The configs for this size: those by TMA where it can read, in ieee those by pointers too."""
+    """Configs for this size: by TMA where it can read (in float32 ieee by pointers too), else by pointers."""
     M, N, tma = args["M_KEY"], args["N"], args["FITS_TMA"]
     ieee = args["a"].dtype == torch.float32 and args["PRECISION"] == "ieee"
     widest = 64 if ieee else 256  # without tensor cores larger tiles were no faster, and slow to compile

@@ -22,6 +22,7 @@ import copy
 import inspect
 import itertools
 import re
+import statistics
 import sys
 import threading
 import timeit
@@ -209,7 +210,7 @@ def gpu_ms(launch, quantiles):
         launch()
         end.record()
     torch.cuda.synchronize()
-    return [torch.tensor([start.elapsed_time(end) for start, end in events]).median().item()]
+    return [statistics.median(start.elapsed_time(end) for start, end in events)]
 
 
 OPERANDS = {  # BYTES_K, not BLOCK_K: tiles of A and B fit in shared memory, whatever the dtype
@@ -281,7 +282,8 @@ def plan(a, b, precision, config=None):
                 a=a, b=b, c_ptr=c, **args, **config.all_kwargs(), grid=grid, warmup=warmup)
 
     if not config and not INTERPRETED:
-        with concurrent.futures.ThreadPoolExecutor() as pool:  # compile side by side, then time
+        # Compile side by side, then time. As Python ends, a pool takes nothing, and the tuner compiles alone.
+        with contextlib.suppress(RuntimeError), concurrent.futures.ThreadPoolExecutor() as pool:
             pool.map(lambda config: launch(a, b, c, config, True), fitting(CONFIGS, None, a=a, **args))
         tuned_kernel[grid](a=a, b=b, c_ptr=c, **args)
         config = tuned_kernel.best_config

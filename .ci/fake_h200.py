@@ -113,3 +113,10 @@ for M, N, K, dtype, precision in CASES:
             if c.shape != (M, N) or not c.is_contiguous() or not expected <= passed:
                 raise AssertionError((M, N, K, dtype, precision, a.stride(), b.stride(), expected, passed))
     print(f"{M}x{N}x{K} {dtype} {precision}: planned and launched in every layout")
+torch.Tensor.is_cuda = True
+for offset in 0, 1:
+    x = BUFFERS[0].view(torch.float16)[offset:][:64 * 64].view(64, 64)
+    grouped.multiply(x, x)
+if len(grouped.PLANS) != 2:
+    raise AssertionError("operands at addresses of different alignment share a plan")
+print("64x64 at two alignments: two plans")

@@ -58,7 +58,7 @@ def coalesced_block_matmul(a, b):
     """C = A @ B, a (M, K) and b (K, N), any strides, both float16, bfloat16 or float32, summed in float32.
 
     C is (M, N), contiguous, of their dtype. float32 obeys torch.set_float32_matmul_precision: ieee or tf32.
-    TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, freed storage, cards.
+    TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, tracing, storage, cards.
     """
     if torch.jit.is_tracing() or torch.fx.experimental.proxy_tensor.get_proxy_mode():
         raise RuntimeError("torch.jit.trace, make_fx: they record operators, of which step 4's matmul is one")

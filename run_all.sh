@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run the unit tests of all scripts or of some, further flags for each: ./run_all.sh [01 ...] [--benchmark]
-# With $PYTHON if it is set, with python3 if it has numpy, torch, triton, else with .venv, which is set up here.
+# With $PYTHON if set, with python3 if it has numpy, torch and triton, else with .venv, which is set up here.
 set -euo pipefail
 python=$(type -P -- "${PYTHON:-python3}") || { echo "${PYTHON:-python3}: no such Python" >&2 && exit 1; }
 [[ $python == /* ]] || python=$PWD/$python

@@ -1,4 +1,4 @@
-"""Microseconds of one product: on the GPU alone, by do_bench, back to back, and so on ever new addresses.
+"""Microseconds of one product: on the GPU alone, by do_bench, back to back, and on addresses not seen before.
 
     python .ci/eager.py 04_autotune_grouped.py:matmul [FILE.py:FUNCTION ...]
 

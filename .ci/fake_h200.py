@@ -3,7 +3,8 @@
 Each config that the autotuner offers is compiled for sm_90. Operands of one shape in several layouts follow
 each other, so that a plan or a tuned config which one of them cannot take would show. Each plan is launched
 again on the same addresses, on others, and on another stream: Triton's function in C, replaced here, must be
-passed just those, as such or in tensor maps.
+passed just those, as such or in tensor maps; and Triton's launch hooks, where there are any. What is kept of
+plans and addresses is dropped at 10,000.
 """
 import contextlib
 import importlib.util
@@ -113,10 +114,21 @@ for M, N, K, dtype, precision in CASES:
             if c.shape != (M, N) or not c.is_contiguous() or not expected <= passed:
                 raise AssertionError((M, N, K, dtype, precision, a.stride(), b.stride(), expected, passed))
     print(f"{M}x{N}x{K} {dtype} {precision}: planned and launched in every layout")
+for hook in triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook:
+    hook.add(print)
+    launch(a, b)
+    if hook not in launches[-1]:
+        raise AssertionError("a launch hook is passed over")
+    hook.remove(print)
 torch.Tensor.is_cuda = True
 for offset in 0, 1:
     x = BUFFERS[0].view(torch.float16)[offset:][:64 * 64].view(64, 64)
     grouped.multiply(x, x)
 if len(grouped.PLANS) != 2:
     raise AssertionError("operands at addresses of different alignment share a plan")
-print("64x64 at two alignments: two plans")
+for kept in grouped.PLANS, grouped.RECORDS:
+    kept.update(dict.fromkeys(range(10_000)))
+grouped.multiply(x[:32], x)
+if (len(grouped.PLANS), len(grouped.RECORDS)) != (1, 1):
+    raise AssertionError("more than 10,000 plans or records are kept")
+print("64x64 at two alignments: two plans; launch hooks are passed on; 10,000 plans and records are dropped")

@@ -435,9 +435,8 @@ def views(rows, columns, dtype):
     """Values from {-1, 0, 1}, which sum exactly: contiguous, transposed, cut out of NaN, expanded."""
     if not (INTERPRETED or torch.cuda.is_available()):
         raise unittest.SkipTest("needs a GPU, or TRITON_INTERPRET=1 set before Python imports triton")
-    x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").float()
-    cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan).to(dtype)[3:-6, 5:-4]
-    x = x.to(dtype)
+    x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").to(dtype)
+    cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan)[3:-6, 5:-4]
     return x, x.T.contiguous().T, cut, x[:1].expand(rows, columns)
 
 

@@ -388,17 +388,14 @@ def matmul(a, b):
     """
     if torch.compiler.is_compiling() and forward_ad._current_level < 0:
         return matmul_op(a, b)
-    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    if transformed:
-        check(a, b)
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    if transformed or fake or get_proxy_mode() or torch.jit.is_tracing():
-        return matmul_op(a, b)
-    wants_grad = getattr(a, "requires_grad", False) or getattr(b, "requires_grad", False)
-    if wants_grad and torch.is_grad_enabled():
+    recorded = fake or get_proxy_mode() or torch.jit.is_tracing()
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    requires_grad = getattr(a, "requires_grad", False) or getattr(b, "requires_grad", False)
+    wants_grad = requires_grad and torch.is_grad_enabled()
+    if transformed or wants_grad and not recorded:
         check(a, b)
-        return matmul_op(a, b)
-    return multiply(a, b)
+    return (matmul_op if recorded or transformed or wants_grad else multiply)(a, b)
 
 
 @torch.library.custom_op("gemm_" + re.sub(r"[^A-Za-z0-9]", "_", __name__) + "::matmul", mutates_args=())

@@ -25,8 +25,6 @@ import triton.language as tl
 
 DTYPES = torch.float16, torch.bfloat16, torch.float32
 INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
-if triton.knobs.runtime.interpret != INTERPRETED:
-    raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
 
 
 @triton.jit
@@ -56,6 +54,8 @@ def naive_matmul(a, b):
     C is (M, N), contiguous, of their dtype. float32 is multiplied in float32: no tl.dot, no tf32.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, tracing, storage, cards.
     """
+    if triton.knobs.runtime.interpret != INTERPRETED:
+        raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
     if torch.jit.is_tracing() or torch.fx.experimental.proxy_tensor.get_proxy_mode():
         raise RuntimeError("torch.jit.trace, make_fx: they record operators, of which step 4's matmul is one")
     for x in (a, b):
@@ -73,7 +73,7 @@ def naive_matmul(a, b):
                          "TRITON_INTERPRET=1 set before Python imports triton")
     grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if grad or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        raise RuntimeError("forward only, and a derivative is wanted: detach a and b or use torch.no_grad()")
+        raise RuntimeError("no derivatives: detach, use torch.no_grad(), or leave torch.func, dual_level")
     if a.is_cuda and a.dtype == torch.bfloat16 and torch.cuda.get_device_capability(a.device) < (8, 0):
         raise RuntimeError(f"bfloat16 needs compute capability 8.0 (Ampere): {a.device} has less")
     (M, K), N = a.shape, b.shape[1]

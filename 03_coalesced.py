@@ -24,8 +24,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 DTYPES = torch.float16, torch.bfloat16, torch.float32
 INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
-if triton.knobs.runtime.interpret != INTERPRETED:
-    raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
 
 
 @triton.jit
@@ -60,6 +58,8 @@ def coalesced_block_matmul(a, b):
     C is (M, N), contiguous, of their dtype. float32 obeys torch.set_float32_matmul_precision: ieee or tf32.
     TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, tracing, storage, cards.
     """
+    if triton.knobs.runtime.interpret != INTERPRETED:
+        raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
     if torch.jit.is_tracing() or torch.fx.experimental.proxy_tensor.get_proxy_mode():
         raise RuntimeError("torch.jit.trace, make_fx: they record operators, of which step 4's matmul is one")
     for x in (a, b):
@@ -77,19 +77,19 @@ def coalesced_block_matmul(a, b):
                          "TRITON_INTERPRET=1 set before Python imports triton")
     grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if grad or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        raise RuntimeError("forward only, and a derivative is wanted: detach a and b or use torch.no_grad()")
+        raise RuntimeError("no derivatives: detach, use torch.no_grad(), or leave torch.func, dual_level")
     if a.is_cuda and a.dtype == torch.bfloat16 and torch.cuda.get_device_capability(a.device) < (8, 0):
         raise RuntimeError(f"bfloat16 needs compute capability 8.0 (Ampere): {a.device} has less")
     (M, K), N = a.shape, b.shape[1]
     BLOCK, BLOCK_K, num_warps = (64, 32, 4) if a.dtype == torch.float32 else (128, 64, 8)
-    if N > 65535 * BLOCK:
-        raise ValueError(f"N is {N}: must be at most {65535 * BLOCK}, what the grid's second axis holds")
+    if N > 65535 * 64:
+        raise ValueError(f"N is {N}: must be at most {65535 * 64}, what the grid's second axis holds")
     if 0 in (M, N, K):
         return a.new_zeros(M, N)
     if INTERPRETED and a.dtype == torch.bfloat16:  # the interpreter multiplies its bit patterns
         return coalesced_block_matmul(a.float(), b.float()).bfloat16()
 
-    c = a.new_empty(M, triton.cdiv(N, 8) * 8)[:, :N]  # its rows start at multiples of 16 bytes
+    c = a.new_empty_strided((M, N), (triton.cdiv(N, 8) * 8, 1))  # rows start at multiples of 16 bytes
     with torch.cuda.device_of(a):
         block_kernel[triton.cdiv(M, BLOCK), triton.cdiv(N, BLOCK)](
             descriptor(a, [BLOCK, BLOCK_K]), descriptor(b.T, [BLOCK, BLOCK_K]),

@@ -40,9 +40,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
 DTYPES = {torch.float16: (7, 0), torch.bfloat16: (8, 0), torch.float32: (7, 0)}  # and the compute capability
 DTYPES |= dict.fromkeys(FLOAT8, (8, 9))
+PRODUCTS = {(dtype, dtype): dtype for dtype in list(DTYPES)[:3]}  # of a's and b's dtype, C's
+PRODUCTS |= dict.fromkeys(itertools.product(FLOAT8, FLOAT8), torch.float16)
 INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
-if triton.knobs.runtime.interpret != INTERPRETED:
-    raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
 
 
 @triton.jit
@@ -240,15 +240,15 @@ def laid_out(x, along_columns):
 
 def plan(a, b, precision, config=None):
     """launch(a, b) for all a, b of these shapes, strides, dtypes, device, alignment; tuned unless config."""
-    (M, K), N, device = a.shape, b.shape[1], a.device
-    dtype = torch.float16 if a.dtype in FLOAT8 else a.dtype
+    (M, K), N, device, dtype = a.shape, b.shape[1], a.device, PRODUCTS[a.dtype, b.dtype]
     if 0 in (M, N, K):
         return lambda a, b: a.new_zeros(M, N, dtype=dtype)
     if INTERPRETED and (dtype == torch.bfloat16 or a.dtype in FLOAT8):  # which the interpreter gets wrong
         launch_float = plan(a.float(), b.float(), precision, config)
         return lambda a, b: launch_float(a.float(), b.float()).to(dtype)
     if not INTERPRETED and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(f"{tuple(a.shape)} @ {tuple(b.shape)} is new: call it once before graph capture")
+        raise RuntimeError(f"{tuple(a.shape)} @ {tuple(b.shape)} is new, or new in dtype, layout, alignment "
+                           "or precision: call it once before graph capture")
 
     # Large products repay copies: of what TMA cannot read, and of B where tensor cores read it along K alone.
     along_k = precision == "tf32" or a.dtype in FLOAT8
@@ -324,11 +324,13 @@ def plan(a, b, precision, config=None):
 
 def check(a, b):
     """Raise unless a @ b is a product that this file computes."""
+    if triton.knobs.runtime.interpret != INTERPRETED:
+        raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
     for x in (a, b):
         plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested
         if not plain or x.layout != torch.strided or x.is_neg() or x._is_zerotensor():
             raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a plain strided tensor, not negated")
-    if a.dtype not in DTYPES or b.dtype not in DTYPES or a.dtype != b.dtype and a.itemsize + b.itemsize > 2:
+    if (a.dtype, b.dtype) not in PRODUCTS:
         raise TypeError(f"a is {a.dtype}, b is {b.dtype}: need one of {[*DTYPES]}, twice or float8 both")
     for x in (a, b):
         x.as_strided(x.shape, x.stride(), x.storage_offset())  # raises if its storage was freed or cut down
@@ -364,7 +366,7 @@ def multiply(a, b):
     try:
         launch, bytes_a, bytes_b = PLANS[key_of(a, b)]
         planned = room(a) >= bytes_a and room(b) >= bytes_b  # else a storage was freed or cut down
-    except (AttributeError, KeyError, RuntimeError, TypeError):  # new, or nothing to multiply
+    except Exception:  # new, or nothing to multiply
         planned = False
     if not planned:
         check(a, b)
@@ -391,14 +393,15 @@ def matmul(a, b):
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     recorded = fake or get_proxy_mode() or torch.jit.is_tracing()
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    requires_grad = getattr(a, "requires_grad", False) or getattr(b, "requires_grad", False)
-    wants_grad = requires_grad and torch.is_grad_enabled()
+    wants_grad = torch.is_grad_enabled() and (
+        isinstance(a, torch.Tensor) and a.requires_grad or isinstance(b, torch.Tensor) and b.requires_grad)
     if transformed or wants_grad and not recorded:
         check(a, b)
     return (matmul_op if recorded or transformed or wants_grad else multiply)(a, b)
 
 
-@torch.library.custom_op("gemm_" + re.sub(r"[^A-Za-z0-9]", "_", __name__) + "::matmul", mutates_args=())
+@torch.library.custom_op(
+    "gemm_" + re.sub(r"(?a)\W", lambda char: f"_{ord(char[0]):x}_", __name__) + "::matmul", mutates_args=())
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """matmul as one operator: what torch.compile, autograd, make_fx and torch.jit.trace see."""
     if forward_ad._current_level >= 0:
@@ -408,8 +411,9 @@ def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @matmul_op.register_fake
 def _(a, b):
-    torch._check(a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0], lambda: f"{a.shape} @ {b.shape}")
-    return a.new_empty(a.shape[0], b.shape[1], dtype=torch.float16 if a.dtype in FLOAT8 else a.dtype)
+    fit = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and (a.dtype, b.dtype) in PRODUCTS
+    torch._check(fit, lambda: f"{a.dtype} {a.shape} @ {b.dtype} {b.shape}")
+    return a.new_empty(a.shape[0], b.shape[1], dtype=PRODUCTS[a.dtype, b.dtype])
 
 
 def save(ctx, inputs, output):
@@ -438,7 +442,7 @@ def views(rows, columns, dtype):
 
 
 def assert_exact(product, a, b):
-    dtype = torch.float16 if a.dtype in FLOAT8 else a.dtype
+    dtype = PRODUCTS[a.dtype, b.dtype]
     torch.full((a.shape[0], b.shape[1]), torch.nan, dtype=dtype, device=a.device)  # freed: C may lie there
     exact = (a.double() @ b.double()).to(dtype).view(-1)  # C has such a view only if it is contiguous
     torch.testing.assert_close(product(a, b).view(-1), exact, rtol=0, atol=0)

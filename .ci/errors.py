@@ -12,6 +12,7 @@ import warnings
 
 import scripts
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -83,9 +84,14 @@ def freed(left=0):
     return view
 
 
-def dual(product, a, b):
+def dual(product, *operands, which=0):
     with forward_ad.dual_level():
-        return product(forward_ad.make_dual(a, a), b)
+        return product(*(forward_ad.make_dual(x, x) if i == which else x for i, x in enumerate(operands)))
+
+
+def fake(product, *operands):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return product(*map(mode.from_tensor, operands))
 
 
 def caught(number, call):
@@ -149,20 +155,24 @@ ROWS = [
     ("K of 2**31", ALL, "ValueError", "2147483648", lambda f: f(one.expand(1, 2**31), one.expand(2**31, 1))),
     ("M * N of 2**31", ("01",), "ValueError", r"65536 \* 32768",
      lambda f: f(one.expand(65536, 1), one.expand(1, 32768))),
-    ("65536 tiles of float32", ("02", "03"), "ValueError", "4194241",
-     lambda f: f(one, one.expand(1, 65535 * 64 + 1))),
-    ("65536 tiles of float16", ("02", "03"), "ValueError", "8388481",
-     lambda f: f(one.half(), one.half().expand(1, 65535 * 128 + 1))),
+    *((f"65536 tiles, {dtype}", ("02", "03"), "ValueError", "4194241",
+       lambda f, dtype=dtype: f(one.to(dtype), one.to(dtype).expand(1, 65535 * 64 + 1)))
+      for dtype in (torch.float16, torch.bfloat16, torch.float32)),
     ("a gradient", FIRST, "RuntimeError", "derivative", lambda f: f(x, x.clone().requires_grad_())),
     ("a parameter's gradient", FIRST, "RuntimeError", "derivative", lambda f: f(torch.nn.Parameter(x), x)),
     ("dual tensors", FIRST, "RuntimeError", "derivative", lambda f: dual(f, x, x)),
-    ("dual tensors", ("04",), "RuntimeError", "derivative|forward", lambda f: dual(f, x, x)),
-    ("dual tensors, of the operator", ("04",), "RuntimeError", "dual tensors",
-     lambda f: dual(scripts.MODULES["04"].matmul_op, x, x)),
+    *(("dual tensors", ("04",), "RuntimeError", "dual tensors", lambda f, i=i: dual(f, x, x, which=i))
+      for i in (0, 1)),
+    *(("dual tensors, of the operator", ("04",), "RuntimeError", "dual tensors",
+       lambda f, i=i: dual(scripts.MODULES["04"].matmul_op, x, x, which=i)) for i in (0, 1)),
     ("torch.func.jvp, of the operator", ("04",), "RuntimeError", "torch.func",
      lambda f: torch.func.jvp(scripts.MODULES["04"].matmul_op, (x, x), (x, x))),
     ("torch.func.jvp in make_fx", ("04",), "RuntimeError", "torch.func",
      lambda f: make_fx(lambda a: torch.func.jvp(f, (a, a), (a, a)), tracing_mode="fake")(x)),
+    ("torch.fx.symbolic_trace", ALL, "TypeError", "Proxy",
+     lambda f: torch.fx.symbolic_trace(lambda a, b: f(a, b))),
+    ("FakeTensorMode, dtypes", ("04",), "RuntimeError", "int64", lambda f: fake(f, x.long(), x.long())),
+    ("FakeTensorMode, shapes", ("04",), "RuntimeError", r"\[4, 3\]", lambda f: fake(f, x[:, :3], x)),
     ("make_fx ahead of dispatch", FIRST, "RuntimeError", "make_fx",
      lambda f: make_fx(f, pre_dispatch=True)(x, x)),
     ("make_fx", FIRST, "RuntimeError", "make_fx", lambda f: make_fx(f)(x, x)),
@@ -178,9 +188,10 @@ ROWS = [
      lambda f: torch.func.vmap(f, (0, None))(x[None], x)),
     ("float8's gradient", ("04",), "RuntimeError", "e4m3fn.*gradient",
      lambda f: f(x.to(e4m3), x.to(e4m3).requires_grad_())),
-    ("a freed storage", ALL, "RuntimeError", r"\[4, 4\].*storage of size 0", lambda f: f(freed(), x)),
-    *(("a storage cut down", ALL, "RuntimeError", rf"\[4, 4\].*storage of size {left}",
-       lambda f, left=left: f(freed(left), x)) for left in (40, 76)),  # of 80
+    *(("a storage freed or cut down", ALL, "RuntimeError", rf"\[4, 4\].*storage of size {left}",
+       lambda f, left=left: f(freed(left), x)) for left in (0, 40, 76)),  # of 80
+    *(("a storage freed or cut down, of b", ALL, "RuntimeError", rf"\[4, 4\].*storage of size {left}",
+       lambda f, left=left: f(x, freed(left))) for left in (0, 40, 76)),
     ("a zero tensor", ALL, "TypeError", "plain",
      lambda f: f(x, torch._efficientzerotensor(4, 4, device=scripts.DEVICE))),
     ("bfloat16 on 7.5", ALL, "RuntimeError", r"bfloat16.*8\D*0",

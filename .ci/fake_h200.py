@@ -121,14 +121,15 @@ for hook in triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_
         raise AssertionError("a launch hook is passed over")
     hook.remove(print)
 torch.Tensor.is_cuda = True
-for offset in 0, 1:
-    x = BUFFERS[0].view(torch.float16)[offset:][:64 * 64].view(64, 64)
-    grouped.multiply(x, x)
-if len(grouped.PLANS) != 2:
-    raise AssertionError("operands at addresses of different alignment share a plan")
+x, y = (BUFFERS[0].view(torch.float32)[offset:][:64 * 64].view(64, 64) for offset in (0, 1))
+for a, b, precision in (x, x, "highest"), (y, x, "highest"), (x, y, "highest"), (x, x, "high"):
+    torch.set_float32_matmul_precision(precision)
+    grouped.multiply(a, b)
+if len(grouped.PLANS) != 4:
+    raise AssertionError("operands of different alignment, or precisions, share a plan")
 for kept in grouped.PLANS, grouped.RECORDS:
     kept.update(dict.fromkeys(range(10_000)))
 grouped.multiply(x[:32], x)
 if (len(grouped.PLANS), len(grouped.RECORDS)) != (1, 1):
     raise AssertionError("more than 10,000 plans or records are kept")
-print("64x64 at two alignments: two plans; launch hooks are passed on; 10,000 plans and records are dropped")
+print("64x64: four plans for alignments and tf32; launch hooks passed on; 10,000 plans and records dropped")

@@ -79,8 +79,8 @@ def difference(product, a, b):
     before = bits(a).clone(), bits(b).clone()
     torch.full(shape, torch.nan, dtype=dtype, device=a.device)  # freed at once: C may lie there
     c = product(a, b)
-    if (c.shape, c.dtype, c.device, c.is_contiguous()) != (shape, dtype, a.device, True):
-        return f"C is {c.dtype} {tuple(c.shape)} {c.stride()} on {c.device}"
+    if (c.shape, c.dtype, c.device, c.is_contiguous(), c._is_view()) != (shape, dtype, a.device, True, False):
+        return f"C is {c.dtype} {tuple(c.shape)} {c.stride()} on {c.device}, a view: {c._is_view()}"
     if not all(torch.equal(x, bits(y)) for x, y in zip(before, (a, b), strict=True)):
         return "an operand was written to"
     wrong = (c != (a.double() @ b.double()).to(dtype)).nonzero().tolist()

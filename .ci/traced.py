@@ -7,6 +7,7 @@ import warnings
 
 import scripts
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 matmul = scripts.MODULES["04"].matmul
@@ -44,6 +45,11 @@ programs = {
     "make_fx ahead of dispatch": make_fx(Product(), pre_dispatch=True)(a, b),
 } | {f"make_fx, {mode}": make_fx(Product(), tracing_mode=mode)(a, b) for mode in ("real", "fake", "symbolic")}
 programs["make_fx of a gradient"] = make_fx(gradient)(a, b)
+float8 = tuple(x.to(torch.float8_e4m3fn) for x in (a.detach(), b))
+with FakeTensorMode() as mode:
+    pretended = matmul(*map(mode.from_tensor, float8))
+if pretended.dtype != matmul(*float8).dtype:
+    raise AssertionError(f"float8 gives {pretended.dtype} when it is recorded")
 for name, program in programs.items():
     x, y = values(5, 6), values(6, 7)
     exact, calls = (-(x @ y), 1) if "gradient" not in name else (y.sum(1).expand(5, 6), 2)

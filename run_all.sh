@@ -5,12 +5,12 @@ set -euo pipefail
 python=$(type -P -- "${PYTHON:-python3}") || { echo "${PYTHON:-python3}: no such Python" >&2 && exit 1; }
 [[ $python == /* ]] || python=$PWD/$python
 CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-
 scripts=() flags=() passed=0 failed=()
 for argument in "$@"; do
     case $argument in
         01 | 02 | 03 | 04) scripts+=("$argument"_*.py) ;;
-        *) flags+=("$argument") ;;
+        -*) flags+=("$argument") ;;
+        *) echo "$argument: no such script, and no flag" >&2 && exit 2 ;;
     esac
 done
 [ ${#scripts[@]} -gt 0 ] || scripts=(0[1-4]_*.py)

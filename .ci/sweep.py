@@ -90,10 +90,11 @@ def large(dtype, count):
 def zeroed(number):
     """Have that script's wrapper make zeros where it would make an empty tensor."""
     def product(a, b):
-        with unittest.mock.patch.multiple(torch.Tensor, new_empty=torch.Tensor.new_zeros):
+        with unittest.mock.patch.multiple(torch.Tensor, new_empty=torch.Tensor.new_zeros, new_empty_strided=(
+                lambda *args: empty_strided(*args).zero_())):
             return wrapper(a, b)
 
-    wrapper = scripts.PRODUCTS[number]
+    wrapper, empty_strided = scripts.PRODUCTS[number], torch.Tensor.new_empty_strided
     scripts.PRODUCTS[number] = product
     setattr(scripts.MODULES[number], wrapper.__name__, product)
 

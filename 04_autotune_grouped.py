@@ -411,8 +411,8 @@ def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @matmul_op.register_fake
 def _(a, b):
-    fit = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and (a.dtype, b.dtype) in PRODUCTS
-    torch._check(fit, lambda: f"{a.dtype} {a.shape} @ {b.dtype} {b.shape}")
+    fit = a.ndim == b.ndim == 2 and (a.dtype, b.dtype) in PRODUCTS
+    torch._check(fit and a.shape[1] == b.shape[0], lambda: f"{a.dtype} {a.shape} @ {b.dtype} {b.shape}")
     return a.new_empty(a.shape[0], b.shape[1], dtype=PRODUCTS[a.dtype, b.dtype])
 
 

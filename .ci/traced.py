@@ -19,6 +19,12 @@ class Product(torch.nn.Module):
         return matmul(a, b).neg()
 
 
+class Picked(torch.nn.Module):
+    """All columns of a and rows of b, but how many is known only when it runs."""
+    def forward(self, a, b):
+        return matmul(a[:, a[0] < 2], b[a[0] < 2]).neg()
+
+
 def gradient(a, b):
     return torch.autograd.grad(matmul(a.requires_grad_(), b).sum(), a)[0]
 
@@ -40,6 +46,7 @@ a, b = values(5, 6), values(6, 7)
 matmul(a, b), matmul(a.new_ones(5, 7), b.T)
 programs = {
     "torch.export": torch.export.export(Product(), (a, b)).module(),
+    "torch.export, sizes by values": torch.export.export(Picked(), (a, b)).module(),
     "torch.jit.trace": torch.jit.trace(Product(), (a, b)),
     "torch.compile": compiled(Product(), a, b),
     "make_fx ahead of dispatch": make_fx(Product(), pre_dispatch=True)(a, b),

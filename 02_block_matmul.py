@@ -101,7 +101,7 @@ def block_matmul(a, b):
             descriptor(a, [BLOCK, BLOCK_K]), descriptor(b, [BLOCK_K, BLOCK]),
             TensorDescriptor.from_tensor(c, [BLOCK, BLOCK]),
             K, BLOCK, BLOCK_K, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
-            num_warps=num_warps,
+            num_warps=num_warps, enable_fp_fusion=True,  # Triton 3.10 is to change that default
         )
     return c.contiguous()
 

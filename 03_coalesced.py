@@ -95,7 +95,7 @@ def coalesced_block_matmul(a, b):
             descriptor(a, [BLOCK, BLOCK_K]), descriptor(b.T, [BLOCK, BLOCK_K]),
             TensorDescriptor.from_tensor(c, [BLOCK, BLOCK]),
             K, BLOCK, BLOCK_K, "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
-            num_warps=num_warps,
+            num_warps=num_warps, enable_fp_fusion=True,  # Triton 3.10 is to change that default
         )
     return c.contiguous()
 

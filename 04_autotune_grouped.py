@@ -234,7 +234,7 @@ def laid_out(x, along_columns):
         return y.copy_(x)
     with torch.cuda.device_of(x):
         transpose_kernel[(triton.cdiv(x.shape[0], 64) * triton.cdiv(x.shape[1], 64),)](
-            x, y, *x.shape, *x.stride(), y.stride(0), BLOCK=64)
+            x, y, *x.shape, *x.stride(), y.stride(0), BLOCK=64, enable_fp_fusion=True)
     return y.T
 
 
@@ -269,7 +269,8 @@ def plan(a, b, precision, config=None):
         A_T=is_transposed(a), B_T=is_transposed(b), FITS_TMA=not (copy_a or pad_b),
         CARD="" if INTERPRETED else torch.cuda.get_device_name(device),
         INDEX=tl.int64 if max(span(x, 256) for x in (a, b, c)) >= 2**31 else tl.int32,
-        PRECISION=precision, ITEMSIZE=a.itemsize)
+        PRECISION=precision, ITEMSIZE=a.itemsize,
+        enable_fp_fusion=True)  # Triton 3.10 is to change that default
 
     def grid(meta):
         tiles = triton.cdiv(M, meta["BLOCK_M"] * meta["PIECES"]) * triton.cdiv(N, meta["BLOCK_N"])
@@ -472,7 +473,7 @@ def test_order():
     """Each tile has one program, in the docstring's order; nine programs on 9 x 9 read 54 tiles, not 90."""
     def order(grid_m, grid_n, GROUP_M):
         pids = torch.full_like(views(grid_m, grid_n, torch.float16)[0], -1, dtype=torch.int32)
-        order_kernel[(grid_m * grid_n,)](pids, grid_m, grid_n, GROUP_M)
+        order_kernel[(grid_m * grid_n,)](pids, grid_m, grid_n, GROUP_M, enable_fp_fusion=True)
         return pids
 
     for grid_m, grid_n, GROUP_M in itertools.product((1, 5, 7, 8), (1, 3, 9), (1, 2, 3, 8)):

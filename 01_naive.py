@@ -86,8 +86,7 @@ def naive_matmul(a, b):
     with torch.cuda.device_of(a):
         naive_kernel[(M * N,)](
             a, b, c, N, K, *a.stride(), *b.stride(), BLOCK_K=256,
-            enable_fp_fusion=True,  # Triton 3.10 is to change that default
-        )
+            enable_fp_fusion=True)  # Triton 3.10 is to change that default
     return c
 
 

@@ -79,6 +79,8 @@ def naive_matmul(a, b):
     (M, K), N = a.shape, b.shape[1]
     if M * N >= 2**31:
         raise ValueError(f"M * N = {M} * {N}: must be below 2**31, the number of programs in a grid")
+    if INTERPRETED and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr():
+        b = b.clone()  # Triton's interpreter tells storages apart by their addresses alone
     if INTERPRETED and a.dtype == torch.bfloat16:  # the interpreter truncates where it should round
         return naive_matmul(a.float(), b.float()).bfloat16()
 

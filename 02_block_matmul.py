@@ -89,7 +89,7 @@ def block_matmul(a, b):
     (M, K), N = a.shape, b.shape[1]
     BLOCK, BLOCK_K, num_warps = (64, 32, 4) if a.dtype == torch.float32 else (128, 64, 8)
     if N > 65535 * 64:
-        raise ValueError(f"N is {N}: must be at most {65535 * 64}, what the grid's second axis holds")
+        raise ValueError(f"N is {N}: must be at most {65535 * 64}, 65535 tiles of 64 on the grid's axis 1")
     if 0 in (M, N, K):
         return a.new_zeros(M, N)
     if INTERPRETED and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr():

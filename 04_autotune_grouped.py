@@ -405,7 +405,7 @@ def matmul(a, b):
 
 
 @torch.library.custom_op(
-    "gemm_" + re.sub(r"(?a)\W", lambda char: f"_{ord(char[0]):x}_", __name__) + "::matmul", mutates_args=())
+    "gemm_" + re.sub(r"(?a)\W|_", lambda char: f"_{ord(char[0]):x}_", __name__) + "::matmul", mutates_args=())
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """matmul as one operator: what torch.compile, autograd, make_fx and torch.jit.trace see."""
     if forward_ad._current_level >= 0:

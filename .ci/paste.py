@@ -1,7 +1,7 @@
 """Each numbered script, alone in an empty folder under another name or its own, is a module like any other.
 
-Imported in a fresh process with TRITON_INTERPRET=1 it multiplies ragged matrices exactly, prints nothing,
-leaves the environment alone and imports no common.py.
+Imported in a fresh process with TRITON_INTERPRET=1 it multiplies ragged matrices exactly, and a slice of a
+NumPy array by that array, prints nothing, leaves the environment alone and imports no common.py.
 """
 import os
 import pathlib
@@ -19,6 +19,9 @@ before = dict(os.environ)
 pasted = importlib.import_module({name!r})
 a, b = torch.randint(-1, 2, (33, 47)).half(), torch.randint(-1, 2, (47, 31)).half()
 assert torch.equal(pasted.{wrapper}(a, b), (a.double() @ b.double()).half()), "wrong product"
+x = torch.ones(8, 8).half().numpy()
+a, b = torch.from_numpy(x[:4]), torch.from_numpy(x)  # two storages at one address
+assert torch.equal(pasted.{wrapper}(a, b), a @ b), "wrong product of an array and its slice"
 assert dict(os.environ) == before, "environment changed"
 assert "common" not in sys.modules, "common.py imported"
 """

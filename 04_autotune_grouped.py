@@ -404,8 +404,13 @@ def matmul(a, b):
     return (matmul_op if recorded or transformed or wants_grad else multiply)(a, b)
 
 
+NAMESPACE = "gemm_" + re.sub(r"(?a)\W", "_", __name__)
+NAMES = (f"matmul_{load}" for load in itertools.count(1))  # torch frees an operator whose name is taken again
+
+
 @torch.library.custom_op(
-    "gemm_" + re.sub(r"(?a)\W|_", lambda char: f"_{ord(char[0]):x}_", __name__) + "::matmul", mutates_args=())
+    f"{NAMESPACE}::{next(name for name in NAMES if not hasattr(getattr(torch.ops, NAMESPACE), name))}",
+    mutates_args=())
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """matmul as one operator: what torch.compile, autograd, make_fx and torch.jit.trace see."""
     if forward_ad._current_level >= 0:

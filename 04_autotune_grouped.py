@@ -2,7 +2,7 @@
 # requires-python = ">=3.10"
 # dependencies = ["torch", "triton", "numpy", "matplotlib", "pandas", "tqdm"]
 # ///
-"""Step 4: as step 2, but tiles are computed in group-major order, and the fastest tile is found by timing.
+"""Step 4: tiles are computed in group-major order, and the fastest kind of tile is found by timing.
 
 Programs start in the order of their ids, as many at a time as the GPU holds, and those in flight share its L2
 cache, so what they read should overlap. A 4 x 4 grid of tiles, row by row and in groups of GROUP_M = 2 rows:
@@ -40,7 +40,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
 DTYPES = {torch.float16: (7, 0), torch.bfloat16: (8, 0), torch.float32: (7, 0)}  # and the compute capability
 DTYPES |= dict.fromkeys(FLOAT8, (8, 9))
-PRODUCTS = {(dtype, dtype): dtype for dtype in list(DTYPES)[:3]}  # of a's and b's dtype, C's
+PRODUCTS = {(dtype, dtype): dtype for dtype in list(DTYPES)[:3]}  # dtypes of a and b: C's
 PRODUCTS |= dict.fromkeys(itertools.product(FLOAT8, FLOAT8), torch.float16)
 INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
 
@@ -72,9 +72,7 @@ def load(
 @triton.jit(do_not_specialize=["M", "M_KEY"])
 def matmul_kernel(
     a, b, c_ptr,  # a and b are tensor descriptors where TMA, else pointers
-    M, N, K, M_KEY,
-    stride_am, stride_ak,
-    stride_bk, stride_bn,
+    M, N, K, M_KEY, stride_am, stride_ak, stride_bk, stride_bn,
     A_T: tl.constexpr, B_T: tl.constexpr, FITS_TMA: tl.constexpr, CARD: tl.constexpr,
     INDEX: tl.constexpr, PRECISION: tl.constexpr, ITEMSIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BYTES_K: tl.constexpr,
@@ -179,13 +177,13 @@ def launcher(kernel):
         *outer, args = call if isinstance(call[-1], (list, tuple)) else [call]
         return outer, args[:args.index(...)], args[args.index(...) + args.count(...):]
 
-    calls, run, in_c = {}, copy.copy(kernel.run), kernel.run.launch
-    if getattr(in_c, "__closure__", None):  # not C yet: it makes the tensor maps
-        in_c = inspect.getclosurevars(in_c).nonlocals["launcher"]
+    calls, run, native = {}, copy.copy(kernel.run), kernel.run.launch
+    if getattr(native, "__closure__", None):  # not C yet: it makes the tensor maps
+        native = inspect.getclosurevars(native).nonlocals["launcher"]
     descriptors = getattr(kernel.metadata, "tensordesc_meta", None)
     run.launch = sys.modules[type(run).__module__].wrap_handle_tensordesc(
         lambda *args: calls.update({threading.get_ident(): args}), kernel.src.signature, descriptors)
-    return in_c, record
+    return native, record
 
 
 def fitting(configs, _, **args):
@@ -264,8 +262,7 @@ def plan(a, b, precision, config=None):
     c = a.new_empty(M, N, dtype=dtype)
     args = dict(
         M=M, N=N, K=K, M_KEY=M if M > 64 else triton.next_power_of_2(M),
-        stride_am=a.stride(0), stride_ak=a.stride(1),
-        stride_bk=b.stride(0), stride_bn=b.stride(1),
+        stride_am=a.stride(0), stride_ak=a.stride(1), stride_bk=b.stride(0), stride_bn=b.stride(1),
         A_T=is_transposed(a), B_T=is_transposed(b), FITS_TMA=not (copy_a or pad_b),
         CARD="" if INTERPRETED else torch.cuda.get_device_name(device),
         INDEX=tl.int64 if max(span(x, 256) for x in (a, b, c)) >= 2**31 else tl.int32,
@@ -290,12 +287,12 @@ def plan(a, b, precision, config=None):
         config = tuned_kernel.best_config
     config = config or CONFIGS[0]
     kernel = launch(a, b, c, config)
-    hooks, meta, in_c = triton.knobs.runtime, args | config.kwargs, None
+    runtime, meta, native = triton.knobs.runtime, args | config.kwargs, None
     programs, rest = grid(meta), [meta[name] for name in matmul_kernel.arg_names[3:]]
     known = triton.__version__[:3] in ("3.6", "3.7", "3.8", "3.9")
     if known and not INTERPRETED and not triton.knobs.compilation.instrumentation_mode:
         with contextlib.suppress(AttributeError, KeyError):  # of a launcher that is not Triton's
-            in_c, record = launcher(kernel)
+            native, record = launcher(kernel)
 
     def recorded(key, a, b):
         operands = [OPERANDS[name](meta | {"a": a, "b": b}) if meta["TMA"] else ... for name in OPERANDS]
@@ -307,8 +304,8 @@ def plan(a, b, precision, config=None):
 
     def launch_planned(a, b):
         c = a.new_empty(M, N, dtype=dtype)
-        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        if (not in_c or getattr(enter, "calls", True) or getattr(leave, "calls", True)
+        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
+        if (not native or getattr(enter, "calls", True) or getattr(leave, "calls", True)
                 or torch.cuda.current_device() != device.index):
             launch(a, b, c, config)
             return c
@@ -317,7 +314,7 @@ def plan(a, b, precision, config=None):
         key = launch, triton.runtime.driver.active.get_current_stream(device.index), of_maps
         outer, before, after = RECORDS.get(key) or recorded(key, a, b)
         inner = *before, *pointers, c.data_ptr(), *after
-        in_c(*outer, inner) if outer else in_c(*inner)
+        native(*outer, inner) if outer else native(*inner)
         return c
 
     return launch_planned
@@ -332,7 +329,7 @@ def check(a, b):
         if not plain or x.layout != torch.strided or x.is_neg() or x._is_zerotensor():
             raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a plain strided tensor, not negated")
     if (a.dtype, b.dtype) not in PRODUCTS:
-        raise TypeError(f"a is {a.dtype}, b is {b.dtype}: need one of {[*DTYPES]}, twice or float8 both")
+        raise TypeError(f"a is {a.dtype}, b is {b.dtype}: need one dtype of {[*DTYPES]}, or two float8")
     for x in (a, b):
         x.as_strided(x.shape, x.stride(), x.storage_offset())  # raises if its storage was freed or cut down
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or max(a.shape + b.shape) > 2**31 - 512:
@@ -355,7 +352,7 @@ def key_of(a, b):
     tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     odd = a.is_neg() or b.is_neg() or a._is_zerotensor() or b._is_zerotensor()
     return (type(a), type(b), a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device,
-            a.data_ptr() % 16, b.data_ptr() % 16, odd, tf32)
+            a.data_ptr() % 16, b.data_ptr() % 16, odd, "tf32" if tf32 else "ieee")
 
 
 def room(x):
@@ -374,12 +371,12 @@ def multiply(a, b):
     if INTERPRETED and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() != 0:
         return multiply(a, b.clone())  # Triton's interpreter tells storages apart by their addresses alone
     if not planned:
-        *key, tf32 = key_of(a, b)
+        key = key_of(a, b)
         if len(PLANS) >= 10_000:
             PLANS.clear()
         with PLANNING, torch.cuda.device_of(a):
-            launch = plan(a, b, "tf32" if tf32 else "ieee")
-        PLANS[(*key, tf32)] = launch, span(a) * a.itemsize, span(b) * b.itemsize
+            launch = plan(a, b, key[-1])
+        PLANS[key] = launch, span(a) * a.itemsize, span(b) * b.itemsize
     return launch(a, b)
 
 
@@ -395,22 +392,21 @@ def matmul(a, b):
     if torch.compiler.is_compiling() and forward_ad._current_level < 0:
         return matmul_op(a, b)
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    recorded = fake or get_proxy_mode() or torch.jit.is_tracing()
+    traced = fake or get_proxy_mode() or torch.jit.is_tracing()
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     wants_grad = torch.is_grad_enabled() and (
         isinstance(a, torch.Tensor) and a.requires_grad or isinstance(b, torch.Tensor) and b.requires_grad)
-    if transformed or wants_grad and not recorded:
+    if transformed or wants_grad and not traced:
         check(a, b)
-    return (matmul_op if recorded or transformed or wants_grad else multiply)(a, b)
+    return (matmul_op if traced or transformed or wants_grad else multiply)(a, b)
 
 
 NAMESPACE = "gemm_" + re.sub(r"(?a)\W", "_", __name__)
-NAMES = (f"matmul_{load}" for load in itertools.count(1))  # torch frees an operator whose name is taken again
+# One more at each load of this file: torch frees an operator whose name is taken again.
+LOADS = next(n for n in itertools.count(1) if not hasattr(getattr(torch.ops, NAMESPACE), f"matmul_{n}"))
 
 
-@torch.library.custom_op(
-    f"{NAMESPACE}::{next(name for name in NAMES if not hasattr(getattr(torch.ops, NAMESPACE), name))}",
-    mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::matmul_{LOADS}", mutates_args=())
 def matmul_op(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """matmul as one operator: what torch.compile, autograd, make_fx and torch.jit.trace see."""
     if forward_ad._current_level >= 0:
@@ -582,7 +578,7 @@ def benchmark(folder):
               f"{ms.median():.3f} ± {ms.std():.3f} ms, {rate.median():.2f} ± {rate.std():.2f} TFLOPS")
 
     theirs, ours, *_ = (rates(4096, 4096, 4096, name)[0] for name in products)
-    print(f"| 04 | {ours:.3g} TFLOPS | {ours / theirs:.1%} of torch.matmul |")
+    print(f"| 04 | {ours:.3g} TFLOPS | {ours / theirs:.2%} of torch.matmul |")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Run the unit tests of all scripts or of some, further flags for each: ./run_all.sh [01 ...] [--benchmark]
+# Unit tests of all scripts or of some, with --benchmark also timings: ./run_all.sh [01 ...] [--benchmark]
 # With $PYTHON if set, with python3 if it has numpy, torch and triton, else with .venv, which is set up here.
 set -euo pipefail
 python=$(type -P -- "${PYTHON:-python3}") || { echo "${PYTHON:-python3}: no such Python" >&2 && exit 1; }
 [[ $python == /* ]] || python=$PWD/$python
 CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")"
-scripts=() flags=() passed=0 failed=()
+scripts=() flag='' passed=0 failed=()
 for argument in "$@"; do
     case $argument in
         01 | 02 | 03 | 04) scripts+=("$argument"_*.py) ;;
-        -*) flags+=("$argument") ;;
-        *) echo "$argument: no such script, and no flag" >&2 && exit 2 ;;
+        --benchmark) flag=--benchmark ;;
+        *) echo "$argument? Usage: ./run_all.sh [01 ...] [--benchmark]" >&2 && exit 2 ;;
     esac
 done
 [ ${#scripts[@]} -gt 0 ] || scripts=(0[1-4]_*.py)
@@ -33,7 +33,7 @@ fi
 
 for script in "${scripts[@]}"; do
     echo "=== $script"
-    "$python" "$script" ${flags[@]+"${flags[@]}"} && passed=$((passed + 1)) || failed+=("$script")
+    "$python" "$script" ${flag:+"$flag"} && passed=$((passed + 1)) || failed+=("$script")
 done
 [ ${#failed[@]} -eq 0 ] || echo "failed: ${failed[*]}"
 echo "$passed passed, ${#failed[@]} failed"

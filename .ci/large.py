@@ -34,7 +34,7 @@ for script, product in scripts.PRODUCTS.items():
         print(f"{script}: C beyond 2**31, exact")
     if scripts.DEVICE == "cuda":
         side = 70_000 if script == "01" else 65_537 * 128
-        for M, N in [(side, 2)] + [(2, side)] * (script in ("01", "04")):  # 02 and 03 refuse the other
+        for M, N in (side, 2), (2, side):
             a, b = draw(M, 16), draw(16, N)
             torch.testing.assert_close(product(a, b), (a.float() @ b.float()).half(), rtol=0, atol=0)
             print(f"{script}: {M} x {N}, exact")

@@ -27,7 +27,7 @@ INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
 
 
 @triton.jit
-def block_kernel(
+def coalesced_block_kernel(
     a_desc, b_desc, c_desc, grid_m, K, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):
     offs_m, offs_n = tl.program_id(0) % grid_m * BLOCK, tl.program_id(0) // grid_m * BLOCK
@@ -58,8 +58,9 @@ def coalesced_block_matmul(a, b):
     """
     if triton.knobs.runtime.interpret != INTERPRETED:
         raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
-    if torch.jit.is_tracing() or torch.fx.experimental.proxy_tensor.get_proxy_mode():
-        raise RuntimeError("torch.jit.trace, make_fx: they record operators, of which step 4's matmul is one")
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    if fake or torch.jit.is_tracing() or torch.fx.experimental.proxy_tensor.get_proxy_mode():
+        raise RuntimeError("FakeTensorMode, make_fx, torch.jit.trace see operators alone: use step 4's")
     for x in (a, b):
         plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested
         if not plain or x.layout != torch.strided or x.is_neg() or x._is_zerotensor():
@@ -90,7 +91,7 @@ def coalesced_block_matmul(a, b):
     c = a.new_empty_strided((M, N), (triton.cdiv(N, 8) * 8, 1))  # rows start at multiples of 16 bytes
     grid_m, grid_n = triton.cdiv(M, BLOCK), triton.cdiv(N, BLOCK)
     with torch.cuda.device_of(a):
-        block_kernel[(grid_m * grid_n,)](
+        coalesced_block_kernel[(grid_m * grid_n,)](
             descriptor(a, [BLOCK, BLOCK_K]), descriptor(b.T, [BLOCK, BLOCK_K]),
             TensorDescriptor.from_tensor(c, [BLOCK, BLOCK]),
             grid_m, K, BLOCK, BLOCK_K,
@@ -100,12 +101,12 @@ def coalesced_block_matmul(a, b):
 
 
 def views(rows, columns, dtype):
-    """Values from {-1, 0, 1}, which sum exactly: contiguous, transposed, cut out of NaN, expanded."""
+    """Values from {-1, 0, 1}: contiguous, transposed, cut out of NaN, rows expanded, every other column."""
     if not (INTERPRETED or torch.cuda.is_available()):
         raise unittest.SkipTest("needs a GPU, or TRITON_INTERPRET=1 set before Python imports triton")
     x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").to(dtype)
     cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan)[3:-6, 5:-4]
-    return x, x.T.contiguous().T, cut, x[:1].expand(rows, columns)
+    return x, x.T.contiguous().T, cut, x[:1].expand(rows, columns), x.repeat(1, 2)[:, ::2]
 
 
 def test_product():
@@ -126,14 +127,14 @@ def test_product():
 def test_refusals():
     """Bad input raises the right exception, and its message shows it."""
     x = views(4, 4, torch.float32)[0]
-    one = x[:1, :1]
+    one, leaf = x[:1, :1], x.clone().requires_grad_()
     for error, words, a, b in [
         (TypeError, "list", x.tolist(), x),
         (TypeError, "sparse", x.to_sparse(), x), (TypeError, "negated", torch._neg_view(x), x),
         (TypeError, "float16.*float32", x.half(), x), (TypeError, "int64", x.long(), x.long()),
         (ValueError, r"\(4,\)", x[0], x), (ValueError, r"\(4, 3\)", x[:, :3], x),
         (ValueError, "meta", x, x.to("meta")), (ValueError, "2147483137", one.expand(2**31 - 511, 1), one),
-        (RuntimeError, "derivative", x, x.clone().requires_grad_()),
+        (RuntimeError, "derivative", x, leaf), (RuntimeError, "derivative", leaf, x),
         *[(ValueError, "TRITON_INTERPRET", x.cpu(), x.cpu())][INTERPRETED:],
     ]:
         with unittest.TestCase().assertRaisesRegex(error, words):

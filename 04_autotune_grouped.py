@@ -38,9 +38,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 FLOAT8 = torch.float8_e4m3fn, torch.float8_e5m2
-DTYPES = {torch.float16: (7, 0), torch.bfloat16: (8, 0), torch.float32: (7, 0)}  # and the compute capability
-DTYPES |= dict.fromkeys(FLOAT8, (8, 9))
-PRODUCTS = {(dtype, dtype): dtype for dtype in list(DTYPES)[:3]}  # dtypes of a and b: C's
+CAPABILITIES = {torch.float16: (7, 0), torch.bfloat16: (8, 0), torch.float32: (7, 0)}  # that a card needs
+CAPABILITIES |= dict.fromkeys(FLOAT8, (8, 9))
+PRODUCTS = {(dtype, dtype): dtype for dtype in [*CAPABILITIES][:3]}  # dtypes of a and b: C's
 PRODUCTS |= dict.fromkeys(itertools.product(FLOAT8, FLOAT8), torch.float16)
 INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
 
@@ -329,7 +329,7 @@ def check(a, b):
         if not plain or x.layout != torch.strided or x.is_neg() or x._is_zerotensor():
             raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a plain strided tensor, not negated")
     if (a.dtype, b.dtype) not in PRODUCTS:
-        raise TypeError(f"a is {a.dtype}, b is {b.dtype}: need one dtype of {[*DTYPES]}, or two float8")
+        raise TypeError(f"a is {a.dtype}, b is {b.dtype}: need one dtype of {[*CAPABILITIES]}, or two float8")
     for x in (a, b):
         x.as_strided(x.shape, x.stride(), x.storage_offset())  # raises if its storage was freed or cut down
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or max(a.shape + b.shape) > 2**31 - 512:
@@ -343,8 +343,8 @@ def check(a, b):
     if a.dtype in FLOAT8 and torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         raise RuntimeError(f"{a.dtype} has no gradient here: detach it or use torch.no_grad()")
     capability = torch.cuda.get_device_capability(a.device) if a.is_cuda else (9, 9)
-    if capability < DTYPES[a.dtype]:
-        raise RuntimeError(f"{a.dtype} needs compute capability {DTYPES[a.dtype]}, not {capability}")
+    if capability < CAPABILITIES[a.dtype]:
+        raise RuntimeError(f"{a.dtype} needs compute capability {CAPABILITIES[a.dtype]}, not {capability}")
 
 
 def key_of(a, b):
@@ -368,7 +368,7 @@ def multiply(a, b):
         planned = False
     if not planned:
         check(a, b)
-    if INTERPRETED and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() != 0:
+    if INTERPRETED and a.numel() and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr():
         return multiply(a, b.clone())  # Triton's interpreter tells storages apart by their addresses alone
     if not planned:
         key = key_of(a, b)
@@ -438,12 +438,12 @@ matmul_op.register_autograd(gradients, setup_context=save)
 
 
 def views(rows, columns, dtype):
-    """Values from {-1, 0, 1}, which sum exactly: contiguous, transposed, cut out of NaN, expanded."""
+    """Values from {-1, 0, 1}: contiguous, transposed, cut out of NaN, rows expanded, every other column."""
     if not (INTERPRETED or torch.cuda.is_available()):
         raise unittest.SkipTest("needs a GPU, or TRITON_INTERPRET=1 set before Python imports triton")
     x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").to(dtype)
     cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan)[3:-6, 5:-4]
-    return x, x.T.contiguous().T, cut, x[:1].expand(rows, columns)
+    return x, x.T.contiguous().T, cut, x[:1].expand(rows, columns), x.repeat(1, 2)[:, ::2]
 
 
 def assert_exact(product, a, b):
@@ -456,11 +456,11 @@ def assert_exact(product, a, b):
 def test_exact():
     """Values from {-1, 0, 1} in every size, layout and dtype: bitwise the float64 product."""
     sizes = (128, 128, 128), (1, 1, 1), (1, 70, 33), (129, 1, 64), (40, 50, 1), (130, 127, 65)
-    for (M, N, K), dtype in itertools.product(sizes + ((0, 9, 9), (9, 0, 9), (9, 9, 0)), list(DTYPES)[:3]):
+    for (M, N, K), dtype in itertools.product(sizes + ((0, 9, 9), (9, 0, 9), (9, 9, 0)), [*CAPABILITIES][:3]):
         assert_exact(matmul, views(M, K, dtype)[0], views(K, N, dtype)[0])
     pairs = list(itertools.product(views(33, 21, torch.float16), views(21, 18, torch.float16)))
-    for dtype in DTYPES:
-        if INTERPRETED or torch.cuda.get_device_capability() >= DTYPES[dtype]:
+    for dtype in CAPABILITIES:
+        if INTERPRETED or torch.cuda.get_device_capability() >= CAPABILITIES[dtype]:
             pairs += zip(views(40, 33, dtype), views(33, 18, dtype)[::-1], strict=True)
     pairs += zip(views(520, 512, torch.float16), views(512, 520, torch.float16), strict=True)
     for a, b in pairs:
@@ -520,10 +520,13 @@ def test_rounding():
 
 def test_gradients():
     """First and second derivatives, of values from {-1, 0, 1}, are torch.matmul's in float64."""
+    def loss(product, a, b):
+        return (product(a, b).square() + product(a.detach(), b) + product(a, b.detach())).sum()
+
     a, b = views(5, 4, torch.float32)[2], views(4, 3, torch.float32)[1]
     for derivatives in torch.autograd.functional.jacobian, torch.autograd.functional.hessian:
-        ours = derivatives(lambda a, b: matmul(a, b).square().sum(), (a, b))
-        theirs = derivatives(lambda a, b: (a @ b).square().sum(), (a.double(), b.double()))
+        ours = derivatives(lambda a, b: loss(matmul, a, b), (a, b))
+        theirs = derivatives(lambda a, b: loss(torch.matmul, a, b), (a.double(), b.double()))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0, check_dtype=False)
 
 

@@ -131,7 +131,7 @@ def examine(name, card, precision):
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     script, tuned, (dtype, cases) = scripts[name], scripts["04_autotune_grouped"], DTYPES[precision]
     vars(now).update(card=card, precision=precision, dtype=dtype, configs=tuned.CONFIGS, notes={}, wrong=[])
-    lacks = CARDS[card][0] < tuned.DTYPES[dtype]
+    lacks = CARDS[card][0] < tuned.CAPABILITIES[dtype]
     tuned.PLANS.clear()
     for now.case in CASES[:cases]:
         M, N, K, a_t, b_t = now.case

@@ -89,9 +89,9 @@ def dual(product, *operands, which=0):
         return product(*(forward_ad.make_dual(x, x) if i == which else x for i, x in enumerate(operands)))
 
 
-def fake(product, *operands):
+def fake(product, *operands, convert=True):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        return product(*map(mode.from_tensor, operands))
+        return product(*(map(mode.from_tensor, operands) if convert else operands))
 
 
 def caught(number, call):
@@ -170,6 +170,9 @@ ROWS = [
      lambda f: torch.fx.symbolic_trace(lambda a, b: f(a, b))),
     ("FakeTensorMode, dtypes", ("04",), "RuntimeError", "int64", lambda f: fake(f, x.long(), x.long())),
     ("FakeTensorMode, shapes", ("04",), "RuntimeError", r"\[4, 3\]", lambda f: fake(f, x[:, :3], x)),
+    ("FakeTensorMode", FIRST, "RuntimeError", "FakeTensorMode", lambda f: fake(f, x, x)),
+    ("FakeTensorMode, real operands", FIRST, "RuntimeError", "FakeTensorMode",
+     lambda f: fake(f, x, x, convert=False)),
     ("make_fx ahead of dispatch", FIRST, "RuntimeError", "make_fx",
      lambda f: make_fx(f, pre_dispatch=True)(x, x)),
     ("make_fx", FIRST, "RuntimeError", "make_fx", lambda f: make_fx(f)(x, x)),

@@ -1,7 +1,8 @@
 """Each numbered script, alone in an empty folder under another name or its own, is a module like any other.
 
 Imported in a fresh process with TRITON_INTERPRET=1 it multiplies ragged matrices exactly, and a slice of a
-NumPy array by that array, prints nothing, leaves the environment alone and imports no common.py.
+NumPy array by that array, prints nothing, leaves the environment alone and imports no common.py. All four
+in one file, in either order, leave each other alone.
 """
 import os
 import pathlib
@@ -35,3 +36,12 @@ for script, wrapper in scripts.WRAPPERS.items():
                                   env=os.environ | {"TRITON_INTERPRET": "1"})
             assert done.returncode == 0 and not done.stdout + done.stderr, (name, done.stdout, done.stderr)
             print(f"{script}: a copy named {name} works and is silent")
+
+for order in (1, -1):
+    with tempfile.TemporaryDirectory() as folder:
+        sources = [(scripts.ROOT / script).read_text() for script in scripts.WRAPPERS][::order]
+        pathlib.Path(folder, "pasted.py").write_text("\n\n".join(sources))
+        for wrapper in scripts.WRAPPERS.values():
+            subprocess.run([sys.executable, "-c", USE.format(wrapper=wrapper, name="pasted")], cwd=folder,
+                           env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
+print("all four in one file, in either order, work")

@@ -32,6 +32,6 @@ def load(script):
 
 MODULES = {script[:2]: load(script) for script in WRAPPERS}
 PRODUCTS = {script[:2]: getattr(MODULES[script[:2]], wrapper) for script, wrapper in WRAPPERS.items()}
-FLOAT8, CAPABILITIES = MODULES["04"].FLOAT8, MODULES["04"].DTYPES
+FLOAT8, CAPABILITIES = MODULES["04"].FLOAT8, MODULES["04"].CAPABILITIES
 DTYPES = [dtype for dtype, needed in CAPABILITIES.items()
           if DEVICE == "cpu" or torch.cuda.get_device_capability() >= needed]

@@ -54,7 +54,7 @@ def naive_matmul(a, b):
         raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
     fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if fake or torch.jit.is_tracing() or torch.fx.experimental.proxy_tensor.get_proxy_mode():
-        raise RuntimeError("FakeTensorMode, make_fx, torch.jit.trace see operators alone: use step 4's")
+        raise RuntimeError("FakeTensorMode, make_fx, torch.jit.trace need an operator: use step 4's matmul")
     for x in (a, b):
         plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested
         if not plain or x.layout != torch.strided or x.is_neg() or x._is_zerotensor():

@@ -2,8 +2,8 @@
 
 Recorded by torch.export, torch.jit.trace, torch.compile without its own kernels, and make_fx, of which the
 last also records a gradient. Plans for these sizes have been made before, and would be launched unseen.
-Then the file is loaded again under its name, as a notebook's cell that is run again, and broken: what the
-first load gave out, these programs and a graph for the backward pass, keeps its own operator.
+Then the file is loaded again under its name, and that load broken: what the first gave out, these programs
+and a graph for the backward pass, keeps its own operator.
 """
 import warnings
 

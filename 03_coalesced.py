@@ -1,17 +1,5 @@
-# /// script
-# requires-python = ">=3.10"
-# dependencies = ["torch", "triton", "numpy", "matplotlib", "pandas", "tqdm"]
-# ///
-"""Step 3: as step 2, but B is first laid out as its transpose (N, K), so that both tiles are read along K.
-
-            b = B.T[pid_n * BLOCK :][:BLOCK, k : k + BLOCK_K]
-            acc += a @ b.T
-
-The copy costs a pass over B, and nothing where b is a transpose whose rows a descriptor takes. Whether it is
-worth that has to be measured: it depends on how the tensor core wants its B, and so on the dtype.
-"""
+"""Step 3: as step 2, but B is first laid out as its transpose, so that both tiles are read along K."""
 import argparse
-import itertools
 import timeit
 import unittest
 
@@ -20,166 +8,108 @@ if __name__ == "__main__":
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
+from triton.testing import Benchmark, do_bench, perf_report
 
 DTYPES = torch.float16, torch.bfloat16, torch.float32
-INTERPRETED = not isinstance(tl.cdiv, triton.JITFunction)
+INTERPRETED = triton.knobs.runtime.interpret
 
 
 @triton.jit
-def coalesced_block_kernel(
-    a_desc, b_desc, c_desc, grid_m, K, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+def coalesced_kernel(
+    a_ptr, b_ptr, c_ptr, M, N, K,
+    stride_am, stride_ak, stride_bk, stride_bn,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    offs_m, offs_n = tl.program_id(0) % grid_m * BLOCK, tl.program_id(0) // grid_m * BLOCK
+    pid, grid_n = tl.program_id(0).to(tl.int64), tl.cdiv(N, BLOCK)  # offsets pass 2**31
+    pid_m, pid_n = pid // grid_n, pid % grid_n
+
+    offs_m = pid_m * BLOCK + tl.arange(0, BLOCK)[:, None]
+    offs_n = pid_n * BLOCK + tl.arange(0, BLOCK)[:, None]
+    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    a_offs = offs_m * stride_am + offs_k[None, :] * stride_ak  # (BLOCK, BLOCK_K)
+    b_offs = offs_n * stride_bn + offs_k[None, :] * stride_bk  # (BLOCK, BLOCK_K)
 
     acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
     for k in range(0, K, BLOCK_K):
-        a = a_desc.load([offs_m, k])  # (BLOCK, BLOCK_K)
-        b = b_desc.load([offs_n, k])  # (BLOCK, BLOCK_K)
+        a_mask, b_mask = (offs_m < M) & (offs_k[None, :] < K - k), (offs_n < N) & (offs_k[None, :] < K - k)
+        a = tl.load(a_ptr + tl.cast(k, tl.int64) * stride_ak + a_offs, mask=a_mask, other=0.0)
+        b = tl.load(b_ptr + tl.cast(k, tl.int64) * stride_bk + b_offs, mask=b_mask, other=0.0)
         acc = tl.dot(a, b.T, acc=acc, input_precision=PRECISION)
 
-    c_desc.store([offs_m, offs_n], acc.to(c_desc.dtype))
-
-
-def descriptor(x, block_shape):
-    """Tensor descriptor of x, or of a copy where none takes x as it lies."""
-    (rows, columns), (stride_row, stride_column) = x.shape, x.stride()
-    pitch = stride_row * x.itemsize
-    if stride_column != 1 or stride_row < columns or pitch % 16 or pitch >= 2**40 or x.data_ptr() % 16:
-        x = x.new_empty(rows, triton.cdiv(columns, 8) * 8)[:, :columns].copy_(x)
-    return TensorDescriptor.from_tensor(x, block_shape)
+    tl.store(c_ptr + offs_m * N + offs_n.T, acc, mask=(offs_m < M) & (offs_n.T < N))
 
 
 def coalesced_block_matmul(a, b):
-    """C = A @ B, a (M, K) and b (K, N), any strides, both float16, bfloat16 or float32, summed in float32.
+    """C (M, N), contiguous, of a (M, K) and b (K, N), any strides, all float16, bfloat16 or float32.
 
-    C is (M, N), contiguous, of their dtype. float32 obeys torch.set_float32_matmul_precision: ieee or tf32.
-    TypeError: types, dtypes. ValueError: shapes, devices. RuntimeError: derivatives, tracing, storage, cards.
+    float32 obeys torch.set_float32_matmul_precision. TypeError, ValueError; RuntimeError: gradients.
     """
-    if triton.knobs.runtime.interpret != INTERPRETED:
-        raise RuntimeError("TRITON_INTERPRET was changed after Python imported triton: set it before")
-    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    if fake or torch.jit.is_tracing() or torch.fx.experimental.proxy_tensor.get_proxy_mode():
-        raise RuntimeError("FakeTensorMode, make_fx, torch.jit.trace need an operator: use step 4's matmul")
-    for x in (a, b):
-        plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_nested
-        if not plain or x.layout != torch.strided or x.is_neg() or x._is_zerotensor():
-            raise TypeError(f"{type(x)} {getattr(x, 'layout', '')}: need a plain strided tensor, not negated")
-    if a.dtype != b.dtype or a.dtype not in DTYPES:
-        raise TypeError(f"a is {a.dtype}, b is {b.dtype}: must be the same, one of {DTYPES}")
-    for x in (a, b):
-        x.as_strided(x.shape, x.stride(), x.storage_offset())  # raises if its storage was freed or cut down
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or max(a.shape + b.shape) > 2**31 - 512:
-        raise ValueError(f"a is {tuple(a.shape)}, b is {tuple(b.shape)}: must be (M, K), (K, N), < 2**31-511")
-    if a.device != b.device or not (a.is_cuda or a.is_cpu and INTERPRETED):
-        raise ValueError(f"a is on {a.device}, b is on {b.device}: must be on one GPU, or on the CPU with "
-                         "TRITON_INTERPRET=1 set before Python imports triton")
-    grad = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
-    if grad or torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        raise RuntimeError("no derivatives: detach, use torch.no_grad(), or leave torch.func, dual_level")
-    if a.is_cuda and a.dtype == torch.bfloat16 and torch.cuda.get_device_capability(a.device) < (8, 0):
-        raise RuntimeError(f"bfloat16 needs compute capability 8.0 (Ampere): {a.device} has less")
-    (M, K), N = a.shape, b.shape[1]
-    BLOCK, BLOCK_K, num_warps = (64, 32, 4) if a.dtype == torch.float32 else (128, 64, 8)
-    if 0 in (M, N, K):
-        return a.new_zeros(M, N)
-    if INTERPRETED and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr():
-        b = b.clone()  # Triton's interpreter tells storages apart by their addresses alone
-    if INTERPRETED and a.dtype == torch.bfloat16:  # the interpreter multiplies its bit patterns
+    dtypes = [getattr(x, "dtype", type(x)) for x in (a, b)]
+    if dtypes[0] not in DTYPES or dtypes[0] != dtypes[1]:
+        raise TypeError(f"a, b are {dtypes}: need torch.Tensors of one of {DTYPES}")
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ValueError(f"a, b are {tuple(a.shape)}, {tuple(b.shape)}: need (M, K), (K, N)")
+    if a.device != b.device or not (a.is_cuda or INTERPRETED):
+        raise ValueError(f"a, b are on {a.device}, {b.device}: need one GPU, or TRITON_INTERPRET=1")
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        raise RuntimeError("no gradients: detach a, b or use torch.no_grad()")
+    if INTERPRETED and a.dtype == torch.bfloat16:  # whose bit patterns it multiplies
         return coalesced_block_matmul(a.float(), b.float()).bfloat16()
-
-    c = a.new_empty_strided((M, N), (triton.cdiv(N, 8) * 8, 1))  # rows start at multiples of 16 bytes
-    grid_m, grid_n = triton.cdiv(M, BLOCK), triton.cdiv(N, BLOCK)
+    (M, K), N, a, b = a.shape, b.shape[1], a.resolve_neg(), b.resolve_neg().T.contiguous().T
+    ieee = a.itemsize == 4 and (torch.version.hip or torch.backends.cuda.matmul.fp32_precision != "tf32")
+    BLOCK, num_warps, PRECISION = (64, 4, "ieee") if ieee else (128, 8, "tf32")
+    c = a.new_empty(M, N)
     with torch.cuda.device_of(a):
-        coalesced_block_kernel[(grid_m * grid_n,)](
-            descriptor(a, [BLOCK, BLOCK_K]), descriptor(b.T, [BLOCK, BLOCK_K]),
-            TensorDescriptor.from_tensor(c, [BLOCK, BLOCK]),
-            grid_m, K, BLOCK, BLOCK_K,
-            "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee",
-            num_warps=num_warps, enable_fp_fusion=True)  # Triton 3.10 is to change that default
-    return c.contiguous()
+        coalesced_kernel[(triton.cdiv(M, BLOCK) * triton.cdiv(N, BLOCK),)](
+            a, b, c, M, N, K, *a.stride(), *b.stride(), BLOCK, 128 // a.itemsize, PRECISION,
+            num_warps=num_warps, enable_fp_fusion=True)  # else 3.9 warns
+    return c
 
 
-def views(rows, columns, dtype):
-    """Values from {-1, 0, 1}: contiguous, transposed, cut out of NaN, rows expanded, every other column."""
-    if not (INTERPRETED or torch.cuda.is_available()):
-        raise unittest.SkipTest("needs a GPU, or TRITON_INTERPRET=1 set before Python imports triton")
-    x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").to(dtype)
-    cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan)[3:-6, 5:-4]
-    return x, x.T.contiguous().T, cut, x[:1].expand(rows, columns), x.repeat(1, 2)[:, ::2]
-
-
-def test_product():
-    """Every size, layout, dtype: bitwise on {-1, 0, 1}, normal values within half an ulp and K roundings."""
-    torch.set_float32_matmul_precision("highest")  # an environment variable may have made it tf32
-    sizes = (128, 128, 128), (1, 1, 1), (1, 70, 33), (129, 1, 64), (40, 50, 1), (130, 127, 300)
-    for (M, N, K), dtype in itertools.product(sizes + ((0, 9, 9), (9, 0, 9), (9, 9, 0)), DTYPES):
-        for a, b in itertools.product(views(M, K, dtype), views(K, N, dtype)):
-            torch.full((M, N), torch.nan, dtype=dtype, device=a.device)  # freed at once: C may lie there
-            exact = (a.double() @ b.double()).to(dtype).view(-1)  # C has such a view only if it is contiguous
-            torch.testing.assert_close(coalesced_block_matmul(a, b).view(-1), exact, rtol=0, atol=0)
-        a, b, info = torch.randn_like(a), torch.randn_like(b), torch.finfo(dtype)
-        exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
-        bound = info.eps / 2 * (exact.abs() + info.tiny) + K * 2**-24 * scale
-        assert ((coalesced_block_matmul(a, b) - exact).abs() <= bound).all(), (M, N, K, dtype)
-
-
-def test_refusals():
-    """Bad input raises the right exception, and its message shows it."""
-    x = views(4, 4, torch.float32)[0]
-    one, leaf = x[:1, :1], x.clone().requires_grad_()
-    for error, words, a, b in [
-        (TypeError, "list", x.tolist(), x),
-        (TypeError, "sparse", x.to_sparse(), x), (TypeError, "negated", torch._neg_view(x), x),
-        (TypeError, "float16.*float32", x.half(), x), (TypeError, "int64", x.long(), x.long()),
-        (ValueError, r"\(4,\)", x[0], x), (ValueError, r"\(4, 3\)", x[:, :3], x),
-        (ValueError, "meta", x, x.to("meta")), (ValueError, "2147483137", one.expand(2**31 - 511, 1), one),
-        (RuntimeError, "derivative", x, leaf), (RuntimeError, "derivative", leaf, x),
-        *[(ValueError, "TRITON_INTERPRET", x.cpu(), x.cpu())][INTERPRETED:],
+def test():
+    """Exact on {-1, 0, 1} in any layout, normal values within half an ulp and K roundings; refusals."""
+    def views(rows, columns):  # transposed, cut out of NaN, contiguous, rows expanded, every other column
+        x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").to(dtype)
+        cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan)[3:-6, 5:-4]
+        return x.T.contiguous().T, cut, x, x[:1].expand(rows, columns), x.repeat(1, 2)[:, ::2]
+    for M, N, K in (128, 128, 128), (1, 70, 33), (129, 1, 64), (130, 127, 300), (9, 9, 0), (0, 9, 9):
+        for dtype in DTYPES:
+            for a, b in zip(views(M, K), views(K, N)[::-1], strict=True):
+                torch.full((M, N), torch.nan, dtype=dtype, device=a.device)  # freed: C may lie there
+                exact = (a.double() @ b.double()).to(dtype)
+                assert torch.equal(coalesced_block_matmul(a, b).view(-1), exact.view(-1)), (M, N, K, dtype)
+            a, b = torch.randn_like(a), torch.randn_like(b)
+            exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+            bound = torch.finfo(dtype).eps / 2 * exact.abs() + K * 2**-24 * scale + 2**-25
+            assert ((coalesced_block_matmul(a, b) - exact).abs() <= bound).all(), dtype
+    for error, words, x, y in [
+        (TypeError, "list.*float32", b.tolist(), b), (TypeError, "float16.*float32", b.half(), b),
+        (ValueError, r"\(9, 9\).*\(8, 9\)", b, b[:8]), (ValueError, "meta", b, b.to("meta")),
+        (RuntimeError, "gradient", b, b.clone().requires_grad_()),
     ]:
         with unittest.TestCase().assertRaisesRegex(error, words):
-            coalesced_block_matmul(a, b)
+            coalesced_block_matmul(x, y)
 
 
-def benchmark(folder):
-    """float16 squares; the float32 product 8192 x 6144 x 4096, ten calls by the clock; a summing line."""
-    from tqdm import tqdm
+LINES = "product", [torch.matmul, coalesced_block_matmul], ["torch.matmul", "coalesced_block_matmul"]
+HALF = {"dtype": torch.float16}
 
-    products = {"torch.matmul": torch.matmul, "coalesced_block_matmul": coalesced_block_matmul}
-    products["transpose apart"] = coalesced_block_matmul  # with b as it would be after the transpose
 
-    def rates(M, N, K, name):
-        a, b = (torch.randn(*shape, dtype=torch.float16, device=common.DEVICE) for shape in ((M, K), (K, N)))
-        b = b.T.contiguous().T if name == "transpose apart" else b
-        ms = triton.testing.do_bench(lambda: products[name](a, b), quantiles=[0.5, 0.95, 0.05])
-        return [common.tflops(M, N, K, t) for t in ms]
-
-    squares = triton.testing.Benchmark(
-        ["M", "N", "K"], tqdm(range(256, 4097, 128)), "name", list(products), list(products),
-        "03_coalesced", {}, ylabel="TFLOPS")
-    triton.testing.perf_report(squares)(rates).run(print_data=True, save_path=folder)
-
-    a, b = torch.randn(8192, 4096, device=common.DEVICE), torch.randn(4096, 6144, device=common.DEVICE)
-    for precision, (name, product) in itertools.product(("highest", "high"), products.items()):
-        torch.set_float32_matmul_precision(precision)
-        b = b.T.contiguous().T if name == "transpose apart" else b.contiguous()
-        error = (product(a, b) - a.double() @ b.double()).abs().max().item()
-        ms = 1e3 * torch.tensor(timeit.repeat(
-            "product(a, b); torch.cuda.synchronize()", number=1, repeat=10, globals=globals() | locals()))
-        rate = common.tflops(8192, 6144, 4096, ms)
-        print(f"8192x6144x4096 float32 {precision:8} {name:22} max error {error:.1e}, "
-              f"{ms.median():.3f} ± {ms.std():.3f} ms, {rate.median():.2f} ± {rate.std():.2f} TFLOPS")
-
-    theirs, ours, *_ = (rates(4096, 4096, 4096, name)[0] for name in products)
-    print(f"| 03 | {ours:.3g} TFLOPS | {ours / theirs:.2%} of torch.matmul |")
+@perf_report([
+    Benchmark(["M", "N", "K"], range(256, 4097, 128), *LINES, "03_float16", HALF, ylabel="TFLOPS"),
+    Benchmark(["precision"], ["highest", "high"], *LINES, "03_float32", {}, ylabel="TFLOPS"),
+])
+def benchmark(product, M=8192, N=6144, K=4096, dtype=torch.float32, precision="highest"):
+    torch.set_float32_matmul_precision(precision)
+    a, b = torch.randn(M, K, dtype=dtype, device="cuda"), torch.randn(K, N, dtype=dtype, device="cuda")
+    ms = do_bench(lambda: product(a, b), quantiles=[0.5, 0.95, 0.05])
+    return [common.tflops(M, N, K, t) for t in ms]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--benchmark", action="store_true", help="then time it against torch.matmul")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--benchmark", action="store_true", help="then time it")
     folder = common.results() if parser.parse_args().benchmark else None
-    for test in test_product, test_refusals:
-        test()
-        print("passed:", test.__doc__)
+    print(f"passed in {timeit.timeit(test, number=1):.1f} s: {test.__doc__}")
     if folder:
-        benchmark(folder)
+        benchmark.run(print_data=True, save_path=folder)

@@ -58,7 +58,7 @@ def block_matmul(a, b):
         raise ValueError(f"a, b are on {a.device}, {b.device}: need one GPU, or TRITON_INTERPRET=1")
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         raise RuntimeError("no gradients: detach a, b or use torch.no_grad()")
-    if INTERPRETED and a.dtype == torch.bfloat16:  # whose bit patterns it multiplies
+    if INTERPRETED and a.dtype == torch.bfloat16:  # it multiplies bit patterns
         return block_matmul(a.float(), b.float()).bfloat16()
     (M, K), N, a, b = a.shape, b.shape[1], a.resolve_neg(), b.resolve_neg()
     ieee = a.itemsize == 4 and (torch.version.hip or torch.backends.cuda.matmul.fp32_precision != "tf32")

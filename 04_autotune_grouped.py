@@ -186,7 +186,7 @@ def matmul(a, b, **more):
         return matmul_op(a, b, **more)
     if any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
         raise RuntimeError("no forward-mode gradients: dual tensors")
-    if INTERPRETED and a.dtype == torch.bfloat16 == b.dtype:  # whose bit patterns it multiplies
+    if INTERPRETED and a.dtype == torch.bfloat16 == b.dtype:  # it multiplies bit patterns
         return matmul(a.float(), b.float(), **more).bfloat16()
     a, b, switch = a.resolve_neg(), b.resolve_neg(), torch.backends.cuda.matmul
     tf32 = a.dtype == torch.float32 and switch.fp32_precision == "tf32" and not torch.version.hip

@@ -1,24 +1,32 @@
 """Device set-up and TFLOPS arithmetic for a script that is run; without a GPU, Triton's interpreter."""
-import importlib.util
 import os
-import pathlib
 import sys
+from importlib.util import find_spec
 
-PACKAGES = "torch triton numpy matplotlib pandas tqdm"
+if sys.version_info < (3, 10) or not __debug__:
+    sys.exit(f"Need Python 3.10 or later, and no -O, which drops the tests: found {sys.version.split()[0]}")
+if not all(map(find_spec, ("torch", "triton", "numpy"))):
+    sys.exit("No torch, triton or numpy: use .venv/bin/python, which ./run_all.sh sets up")
+import numpy
+import torch
+
 try:
-    import torch
+    card = torch.cuda.get_device_name()
+except (AssertionError, RuntimeError) as error:
+    card = f"no GPU ({str(error).split('. ')[0]}, CUDA_VISIBLE_DEVICES={os.getenv('CUDA_VISIBLE_DEVICES')!r})"
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+import triton
 
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")
-    import triton
-except ImportError as error:
-    sys.exit(f"{error}: pip install {PACKAGES}")
-if not __debug__:
-    sys.exit("Run without -O and PYTHONOPTIMIZE, which drop the tests' assertions")
-
+found = f"torch {torch.__version__} sees {card}, Triton {triton.__version__}, NumPy {numpy.__version__}"
+version = {m: [int(number) for number in m.__version__.split(".")[:2]] for m in (torch, triton, numpy)}
+old = version[torch] < [2, 10] or version[triton] < [3, 6]
+if old or triton.knobs.runtime.interpret and version[triton] < [3, 7] and version[numpy] >= [2, 4]:
+    sys.exit(f"Need torch >= 2.10, Triton >= 3.6 (>= 3.7 to interpret on NumPy >= 2.4): found {found}")
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 if DEVICE == "cuda" and not torch.cuda.is_available():
-    sys.exit("There is no GPU and TRITON_INTERPRET turns the interpreter off: unset it to run on the CPU")
+    sys.exit(f"Unset TRITON_INTERPRET to run on the CPU: {found}")
+print("CPU, under Triton's interpreter:" if DEVICE == "cpu" else "GPU:", found, flush=True)
+torch.set_float32_matmul_precision("highest")  # an environment variable may have made it tf32
 
 
 def tflops(M, N, K, ms):
@@ -28,13 +36,10 @@ def tflops(M, N, K, ms):
 
 def results():
     """The folder results/<card>/; a sentence and exit 2 where nothing can be measured."""
-    missing = [name for name in PACKAGES.split() if not importlib.util.find_spec(name)]
-    if DEVICE == "cpu" or missing:
-        why = f"pip install {' '.join(missing)}" if missing else "the interpreter's timings mean nothing"
-        print("No benchmark:", why, file=sys.stderr)
+    if DEVICE == "cpu" or not all(map(find_spec, ("matplotlib", "pandas"))):
+        print("A benchmark needs a GPU, matplotlib and pandas:", found, file=sys.stderr)
         sys.exit(2)
-    card = torch.cuda.get_device_name()
-    print(f"{card}, torch {torch.__version__}, Triton {triton.__version__}; curves: do_bench, 5, 50, 95 %")
-    folder = pathlib.Path(__file__).parent / "results" / card.lower().replace(" ", "-")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = os.path.join(os.path.dirname(__file__), "results", card.lower().replace(" ", "-"))
+    os.makedirs(folder, exist_ok=True)
+    print("curves: do_bench, 5, 50, 95 %")
     return folder

@@ -1,9 +1,9 @@
 """The four products against float64, on a GPU or the CPU: random cases, or what an option names.
 
 C must be the float64 product rounded once, bit for bit but for the sign of a zero or NaN. Operands lie in
-storage that is NaN elsewhere, and a NaN tensor of C's shape is freed ahead of each call. A case is an integer,
-modulo 4 its script: two pairs of operands laid out alike, of values from {-1, 0, 1}, one pair a little aside,
-one laid out otherwise. Half of 04's cases take any config.
+storage that is NaN elsewhere, and a NaN tensor of C's shape is freed ahead of each call. A case is an
+integer, modulo 4 its script: two pairs of operands laid out alike, of values from {-1, 0, 1}, one pair a
+little aside, one laid out otherwise. Half of 04's cases take any config.
 """
 import argparse
 import contextlib
@@ -124,7 +124,7 @@ def run(case):
     (M, N, K), dtype, precision = draw_sizes(rng, number), rng.choice(DTYPES), rng.choice(("highest", "high"))
     product, steered = PRODUCTS[number], number == "04" and rng.random() < 0.5
     if steered:
-        N = rng.choice((N, N, -(-N // 16) * 16))
+        M, N = rng.choice(((M, N), (M + 128, N // 16 * 16 + 128)))  # several tiles, fit for persistent ones
         slow = not SMALL and dtype == torch.float32 and precision == "highest"  # to compile
         product = any_config(rng, slow, N, dtype.itemsize)
     torch.set_float32_matmul_precision(precision)

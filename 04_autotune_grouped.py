@@ -66,7 +66,7 @@ def matmul_kernel(
         for piece in tl.static_range(PIECES):
             row, acc = m + piece * BLOCK_M, accs[piece].T if SWAP else accs[piece]
             offs_m, offs_n = row + tl.arange(0, BLOCK_M)[:, None], n + tl.arange(0, BLOCK_N)[None, :]
-            # An epilogue goes here, on acc; its tensors follow c above: matmul(a, b, name=tensor).
+            # An epilogue goes here, on acc; its tensors follow c: matmul(a, b, name=tensor).
             if TMA and PERSISTENT:  # in halves: less shared memory
                 left, right = tl.split(acc.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1))
                 c.store([row, n], left.to(c.dtype))
@@ -186,12 +186,12 @@ def matmul(a, b, **more):
         return matmul_op(a, b, **more)
     if any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
         raise RuntimeError("no forward-mode gradients: dual tensors")
-    if INTERPRETED and a.dtype == torch.bfloat16 == b.dtype:  # it multiplies bit patterns
+    if INTERPRETED and a.dtype == torch.bfloat16 == b.dtype:  # it multiplies bits
         return matmul(a.float(), b.float(), **more).bfloat16()
     a, b, switch = a.resolve_neg(), b.resolve_neg(), torch.backends.cuda.matmul
     tf32 = a.dtype == torch.float32 and switch.fp32_precision == "tf32" and not torch.version.hip
     key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device, tf32,
-           a.data_ptr() % 16, b.data_ptr() % 16, *[(x.dtype, x.data_ptr() % 16) for x in more.values()])
+           a.data_ptr() % 16, b.data_ptr() % 16, *[(n, x.dtype, x.data_ptr() % 16) for n, x in more.items()])
     return (PLANS.get(key) or PLANS.setdefault(key, plan(a, b, tf32, **more)))(a, b, **more)
 
 

@@ -46,7 +46,7 @@ def naive_matmul(a, b):
         raise TypeError(f"a, b are {dtypes}: need torch.Tensors of one of {DTYPES}")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"a, b are {tuple(a.shape)}, {tuple(b.shape)}: need (M, K), (K, N)")
-    if a.device != b.device or not (a.is_cuda or INTERPRETED):
+    if a.device != b.device or not (a.is_cuda or INTERPRETED and a.is_cpu):
         raise ValueError(f"a, b are on {a.device}, {b.device}: need one GPU, or TRITON_INTERPRET=1")
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         raise RuntimeError("no gradients: detach a, b or use torch.no_grad()")

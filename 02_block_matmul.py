@@ -54,19 +54,19 @@ def block_matmul(a, b):
         raise TypeError(f"a, b are {dtypes}: need torch.Tensors of one of {DTYPES}")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"a, b are {tuple(a.shape)}, {tuple(b.shape)}: need (M, K), (K, N)")
-    if a.device != b.device or not (a.is_cuda or INTERPRETED):
+    if a.device != b.device or not (a.is_cuda or INTERPRETED and a.is_cpu):
         raise ValueError(f"a, b are on {a.device}, {b.device}: need one GPU, or TRITON_INTERPRET=1")
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        raise RuntimeError("no gradients: detach a, b or use torch.no_grad()")
-    if INTERPRETED and a.dtype == torch.bfloat16:  # it multiplies bit patterns
+        raise RuntimeError("no gradients: detach a, b")
+    if INTERPRETED and a.dtype == torch.bfloat16:  # it multiplies bits
         return block_matmul(a.float(), b.float()).bfloat16()
     (M, K), N, a, b = a.shape, b.shape[1], a.resolve_neg(), b.resolve_neg()
-    ieee = a.itemsize == 4 and (torch.version.hip or torch.backends.cuda.matmul.fp32_precision != "tf32")
-    BLOCK, num_warps, PRECISION = (64, 4, "ieee") if ieee else (128, 8, "tf32")
+    tf32 = a.itemsize == 4 and not torch.version.hip and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    BLOCK, num_warps = (128, 8) if tf32 or a.itemsize == 2 else (64, 4)
     c = a.new_empty(M, N)
     with torch.cuda.device_of(a):
         block_kernel[(triton.cdiv(M, BLOCK) * triton.cdiv(N, BLOCK),)](
-            a, b, c, M, N, K, *a.stride(), *b.stride(), BLOCK, 128 // a.itemsize, PRECISION,
+            a, b, c, M, N, K, *a.stride(), *b.stride(), BLOCK, 128 // a.itemsize, "tf32" if tf32 else "ieee",
             num_warps=num_warps, enable_fp_fusion=True)  # else 3.9 warns
     return c
 

@@ -38,7 +38,7 @@ def tile_of(pid, grid_m, grid_n, GROUP_M):
 @triton.jit
 def matmul_kernel(
     a, b, c,  # tensor descriptors if TMA, c if also PERSISTENT
-    M, N, K, M_KEY, stride_a, stride_b,  # M_KEY: the tuner's
+    M, N, K, M_KEY, stride_a, stride_b,  # M_KEY: tuner's
     A_T: tl.constexpr, B_T: tl.constexpr, TMA: tl.constexpr, NUM_SMS: tl.constexpr, TF32: tl.constexpr,
     BLOCK_M: tl.constexpr, PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, PERSISTENT: tl.constexpr,
@@ -60,7 +60,7 @@ def matmul_kernel(
             b_tile = b.load([n, k]).T if B_T else b.load([k, n])  # (BLOCK_K, BLOCK_N)
             for piece in tl.static_range(PIECES):  # of 192 rows, no power of two
                 a_tile = a.load([k, m + piece * BLOCK_M]).T if A_T else a.load([m + piece * BLOCK_M, k])
-                left, right = ((b_tile + 0.0).T, a_tile.T) if SWAP else (a_tile, b_tile)  # + 0.0: registers
+                left, right = ((b_tile + 0.0).T, a_tile.T) if SWAP else (a_tile, b_tile)  # + 0.0: register
                 accs = accs[1:] + (tl.dot(left, right, accs[0], "tf32" if TF32 else "ieee"),)
 
         for piece in tl.static_range(PIECES):
@@ -105,11 +105,13 @@ def offered(configs, _, warmup, **args):
     """Those that suit and compile, side by side; float32 has half the BLOCK_K."""
     half = args["c"].itemsize // 2
     configs = [triton.Config(x.kwargs | {"BLOCK_K": x.kwargs["BLOCK_K"] // half}, x.num_warps, x.num_stages)
-               for x in configs if (x.kwargs["BLOCK_M"] == 16) == (args["M_KEY"] <= 16)
-               and x.kwargs["PERSISTENT"] * args["N"] * half % 8 == 0]
+               for x in configs if (x.kwargs["BLOCK_M"] > 16 or args["M_KEY"] <= 16)
+               and x.kwargs["PERSISTENT"] * args["N"] * half % 8 == 0
+               and (half == 1 or args["TF32"] or x.kwargs["BLOCK_N"] <= 64)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        jobs = [pool.submit(desc_kernel.warmup, **args, **config.all_kwargs()) for config in configs]
-    return [x for x, job in zip(configs, jobs, strict=True) if not job.exception()] or jobs[0].result()
+        jobs = {x: pool.submit(desc_kernel.warmup, **args, **x.all_kwargs()) for x in configs}
+    good = type(None), SystemError  # which ast may raise in threads
+    return [x for x in jobs if isinstance(jobs[x].exception(), good)] or jobs[configs[0]].result()
 
 
 desc = lambda x, layout: TensorDescriptor(x, *layout) if layout else x
@@ -119,7 +121,7 @@ tuned_kernel = triton.autotune(
     CONFIGS[:1] if INTERPRETED else CONFIGS,
     key=["M_KEY", "N", "K", "A_T", "B_T", "TMA", "NUM_SMS", "TF32"],
     prune_configs_by={"early_config_prune": offered}, cache_results=True,
-    do_bench=lambda launch, quantiles: do_bench(  # zeroing 256 MiB hides the host
+    do_bench=lambda launch, quantiles: do_bench(  # zeroing hides the host
         lambda: (torch.zeros(2**28, dtype=torch.int8, device="cuda"), launch()), 5, 20, quantiles=quantiles),
 )(desc_kernel)
 PLANS, TUNING = {}, threading.Lock()
@@ -130,7 +132,7 @@ def laid_out(x, turned=False):
     turned = turned or x.stride(0) == 1 != x.stride(1)
     y = x.T if turned else x
     (rows, columns), pitch = y.shape, y.stride(0)
-    if y.stride(1) == 1 and columns <= pitch and y.data_ptr() % 16 == pitch * y.itemsize % 16 == 0:
+    if y.stride(1) == 1 and columns <= pitch < 2**36 and y.data_ptr() % 16 == pitch * y.itemsize % 16 == 0:
         return x
     y = y.new_empty(rows, triton.cdiv(columns, 8) * 8)[:, :columns].copy_(y)
     return y.T if turned else y
@@ -142,7 +144,7 @@ def plan(a, b, tf32=False, **more):
         raise TypeError(f"a, b are {a.dtype}, {b.dtype}: need one of {DTYPES}")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"a, b are {tuple(a.shape)}, {tuple(b.shape)}: need (M, K), (K, N)")
-    if a.device != b.device or not (a.is_cuda or INTERPRETED):
+    if a.device != b.device or not (a.is_cuda or INTERPRETED and a.is_cpu):
         raise ValueError(f"a, b are on {a.device}, {b.device}: need one GPU, or TRITON_INTERPRET=1")
     (M, K), N = a.shape, b.shape[1]
     if 0 in (M, N, K):
@@ -224,10 +226,7 @@ def test_product():
         with unittest.mock.patch.object(tuned_kernel, "configs", [config]):
             a, b = views(264, 72)[0], views(72, 136)[2]
             assert torch.equal(plan(a, b)(a, b).double(), a.double() @ b.double()), str(config)
-    for error, words, x, y in [
-        (TypeError, "list", b.tolist(), b), (TypeError, "float16.*float32", b, b.float()),
-        (ValueError, "72, 136.*72, 136", b, b), (ValueError, "meta", a, b.to("meta")),
-    ]:
+    for error, words, x, y in (TypeError, "16.*32", b, b.float()), (ValueError, "72.*72", b, b):
         with unittest.TestCase().assertRaisesRegex(error, words):
             matmul(x, y)
 
@@ -262,7 +261,7 @@ LINES = "product", [torch.matmul, matmul, None], ["torch.matmul", "matmul", "GRO
 def benchmark(product, M=8192, N=6144, K=4096, dtype=torch.float16, precision="highest"):
     torch.set_float32_matmul_precision(precision)
     a, b = torch.randn(M, K, dtype=dtype, device="cuda"), torch.randn(K, N, dtype=dtype, device="cuda")
-    if product is None:  # the tuned one in row order
+    if product is None:  # tuned, in row order
         plan(a, b, precision == "high")
         with unittest.mock.patch.dict(tuned_kernel.best_config.kwargs, GROUP_M=1):
             product = plan(a, b, precision == "high")

@@ -41,8 +41,9 @@ def matmul_kernel(
     M, N, K, M_KEY, stride_a, stride_b,  # M_KEY: tuner's
     A_T: tl.constexpr, B_T: tl.constexpr, TMA: tl.constexpr, NUM_SMS: tl.constexpr, TF32: tl.constexpr,
     BLOCK_M: tl.constexpr, PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr, PERSISTENT: tl.constexpr,
+    GROUP_M: tl.constexpr, PERSISTENT: tl.constexpr, UNIT: tl.constexpr,
 ):
+    N = N // UNIT * UNIT  # a multiple: wide stores
     SWAP: tl.constexpr = TF32 and not B_T  # C.T = B.T @ A.T: right side along K
     if not TMA:
         a = tl.make_tensor_descriptor(
@@ -104,10 +105,10 @@ def layouts(M, N, K, stride_a, stride_b, A_T, B_T, TMA, PERSISTENT, BLOCK_M, BLO
 def offered(configs, _, warmup, **args):
     """Those that suit and compile, side by side; float32 has half the BLOCK_K."""
     half = args["c"].itemsize // 2
-    configs = [triton.Config(x.kwargs | {"BLOCK_K": x.kwargs["BLOCK_K"] // half}, x.num_warps, x.num_stages)
-               for x in configs if (x.kwargs["BLOCK_M"] > 16 or args["M_KEY"] <= 16)
-               and x.kwargs["PERSISTENT"] * args["N"] * half % 8 == 0
-               and (half == 1 or args["TF32"] or x.kwargs["BLOCK_N"] <= 64)]
+    configs = [
+        triton.Config(y | {"BLOCK_K": y["BLOCK_K"] // half}, x.num_warps, x.num_stages)
+        for x in configs for y in [x.kwargs] if y["PERSISTENT"] * 8 <= args["UNIT"] * half
+        and (y["BLOCK_M"] > 16 or args["M_KEY"] <= 16) and (half == 1 or args["TF32"] or y["BLOCK_N"] <= 64)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         jobs = {x: pool.submit(desc_kernel.warmup, **args, **x.all_kwargs()) for x in configs}
     good = type(None), SystemError  # which ast may raise in threads
@@ -122,7 +123,7 @@ tuned_kernel = triton.autotune(
     key=["M_KEY", "N", "K", "A_T", "B_T", "TMA", "NUM_SMS", "TF32"],
     prune_configs_by={"early_config_prune": offered}, cache_results=True,
     do_bench=lambda launch, quantiles: do_bench(  # zeroing hides the host
-        lambda: (torch.zeros(2**28, dtype=torch.int8, device="cuda"), launch()), 5, 20, quantiles=quantiles),
+        lambda: (torch.zeros(2**26, device="cuda"), launch()), 5, 20, quantiles=quantiles),
 )(desc_kernel)
 PLANS, TUNING = {}, threading.Lock()
 
@@ -156,21 +157,21 @@ def plan(a, b, tf32=False, **more):
     args = dict(
         M=M, N=N, K=K, M_KEY=M if M > 64 else triton.next_power_of_2(M), TF32=tf32,
         stride_a=max(x.stride()), A_T=x.stride(0) == 1, stride_b=max(y.stride()), B_T=y.stride(0) == 1,
-        TMA=tma, NUM_SMS=sms)
+        TMA=tma, NUM_SMS=sms, UNIT=min(N & -N, 16))
     tiles = lambda meta: triton.cdiv(M, meta["BLOCK_M"] * meta["PIECES"]) * triton.cdiv(N, meta["BLOCK_N"])
     grid = lambda meta: (min(tiles(meta), sms) if meta["PERSISTENT"] else tiles(meta), 1, 1)
     with TUNING, torch.cuda.device_of(a):  # None if interpreted
         kernel = tuned_kernel[grid](a=x, b=y, c=c, **more, **args, enable_fp_fusion=True) or matmul_kernel
         meta = args | tuned_kernel.best_config.kwargs
-    names, after = matmul_kernel.arg_names, 3 + len(more)  # a, b, c, more, the rest
-    run, rest = kernel[grid(meta)], [meta[name] for name in names[after:]]
+    names = matmul_kernel.arg_names[3:]
+    run, rest = kernel[grid(meta)], [meta[x] for x in names[len(more):]]
     in_a, in_b, in_c = layouts(**meta)
 
     def launch(a, b, **more):
         a, b = (laid_out(a), laid_out(b, turn_b)) if copies else (a, b)
         c = a.new_empty(M, N)
         with torch.cuda.device_of(a):
-            run(desc(a, in_a), desc(b, in_b), desc(c, in_c), *[more[x] for x in names[3:after]], *rest)
+            run(desc(a, in_a), desc(b, in_b), desc(c, in_c), *[more[x] for x in names[:len(more)]], *rest)
         return c
 
     return launch

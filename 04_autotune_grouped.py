@@ -43,7 +43,7 @@ def matmul_kernel(
     BLOCK_M: tl.constexpr, PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, PERSISTENT: tl.constexpr, UNIT: tl.constexpr,
 ):
-    N = N // UNIT * UNIT  # a multiple: wide stores
+    N = N // UNIT * UNIT  # wide stores
     SWAP: tl.constexpr = TF32 and not B_T  # C.T = B.T @ A.T: right side along K
     if not TMA:
         a = tl.make_tensor_descriptor(
@@ -76,7 +76,7 @@ def matmul_kernel(
                 tl.store(c + offs_m.to(tl.int64) * N + offs_n, acc, mask=(offs_m < M) & (offs_n < N))
 
 
-FIELDS = "BLOCK_M", "PIECES", "BLOCK_N", "BLOCK_K", "GROUP_M", "PERSISTENT"
+FIELDS = "BLOCK_M PIECES BLOCK_N BLOCK_K GROUP_M PERSISTENT".split()
 CONFIGS = [triton.Config(dict(zip(FIELDS, row, strict=True)), warps, stages) for *row, stages, warps in [
     (128, 1, 128, 64, 4, False, 4, 8),
     (128, 1, 128, 32, 8, False, 3, 4),
@@ -111,7 +111,7 @@ def offered(configs, _, warmup, **args):
         and (y["BLOCK_M"] > 16 or args["M_KEY"] <= 16) and (half == 1 or args["TF32"] or y["BLOCK_N"] <= 64)]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         jobs = {x: pool.submit(desc_kernel.warmup, **args, **x.all_kwargs()) for x in configs}
-    good = type(None), SystemError  # which ast may raise in threads
+    good = type(None), SystemError  # from ast, in threads
     return [x for x in jobs if isinstance(jobs[x].exception(), good)] or jobs[configs[0]].result()
 
 
@@ -122,8 +122,8 @@ tuned_kernel = triton.autotune(
     CONFIGS[:1] if INTERPRETED else CONFIGS,
     key=["M_KEY", "N", "K", "A_T", "B_T", "TMA", "NUM_SMS", "TF32"],
     prune_configs_by={"early_config_prune": offered}, cache_results=True,
-    do_bench=lambda launch, quantiles: do_bench(  # zeroing hides the host
-        lambda: (torch.zeros(2**26, device="cuda"), launch()), 5, 20, quantiles=quantiles),
+    do_bench=lambda fn, quantiles: do_bench(  # 0.4 ms hide the host
+        lambda: (torch.zeros(2**26, device="cuda").neg_().neg_().neg_(), fn()), 5, 20, quantiles=quantiles),
 )(desc_kernel)
 PLANS, TUNING = {}, threading.Lock()
 
@@ -135,7 +135,7 @@ def laid_out(x, turned=False):
     (rows, columns), pitch = y.shape, y.stride(0)
     if y.stride(1) == 1 and columns <= pitch < 2**36 and y.data_ptr() % 16 == pitch * y.itemsize % 16 == 0:
         return x
-    y = y.new_empty(rows, triton.cdiv(columns, 8) * 8)[:, :columns].copy_(y)
+    y = y.new_empty(rows, columns + -columns % (64 if columns > 64 else 8))[:, :columns].copy_(y)
     return y.T if turned else y
 
 

@@ -4,8 +4,6 @@ bench is triton.testing.do_bench, median: the host's time too where the GPU wait
 time alone: events in a CUDA graph, L2 flushed ahead. A ratio is torch.matmul's time, the mean of one before
 and one after, over the script's. C's memory is poisoned with NaN; error is the Frobenius norm's, against
 float64.
-
-The sets are 04's ratios by sizes and dtype, and ladder, host, counters (wants Nsight Compute) and rivals.
 """
 import argparse
 import csv
@@ -217,7 +215,7 @@ SETS = {
 }
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("sets", nargs="+", choices=SETS)
+    parser.add_argument("sets", nargs="+", choices=SETS, help="counters wants Nsight Compute")
     parser.add_argument("--suffix", default="", help="of the files' names, such as -triton-3.9.0")
     parser.add_argument("--commit", default=subprocess.getoutput("git rev-parse --short HEAD"))
     arguments, card = parser.parse_args(), torch.cuda.get_device_name()

@@ -43,16 +43,18 @@ def tables(rows):
 
 
 def summary(files):
-    """Of each set, and of each rival: the geometric mean, the least and the most of its ratios."""
-    lines, ratios = [], [name for name in files if name not in ("ladder", "host", "counters")]
-    for name, step in dict.fromkeys((x, row.get("step", "")) for x in ratios for row in files[x]["rows"]):
-        rows = [row for row in files[name]["rows"] if row.get("step", "") == step]
-        lines.append([f"{TITLES.get(name, name)} {step}".strip(), len(rows)])
-        for timer in "bench", "gpu":
-            least, *_, most = sorted(rows, key=lambda row, timer=timer: row[timer])
-            mean = statistics.geometric_mean(row[timer] for row in rows)
-            lines[-1] += [f"{x:.3f}" for x in (mean, least[timer], most[timer])] + [size(least)]
-    return table(["set", "sizes", "bench", "least", "most", "at", "gpu", "least", "most", "at"], lines)
+    """Of each set, each step and rival: the geometric mean, the least and the most of its ratios."""
+    lines, found = [], [(x, row) for x in files for row in files[x]["rows"] if "bench" in row]
+    kind = lambda name, row: (TITLES.get(name, name), *[row[x] for x in ("step", "what") if "step" in row])
+    for title in dict.fromkeys(kind(*pair) for pair in found):
+        rows = [pair[1] for pair in found if kind(*pair) == title]
+        lines.append([" ".join(title), len(rows)])
+        for timer in [x for x in ("bench", "gpu") if x in rows[0]]:
+            ratios = [row[timer] for row in rows]
+            figures = statistics.geometric_mean(ratios), min(ratios), max(ratios)
+            lines[-1] += [f"{x:.3f}" for x in figures] + [size(rows[ratios.index(min(ratios))])]
+    head = ["set", "sizes", "bench", "least", "most", "at", "gpu", "least", "most", "at"]
+    return table(head, [line for line in lines if line[1] > 1])
 
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -201,7 +201,7 @@ CALLS += ["two_gpus()"] if torch.cuda.device_count() > 1 else []
 
 
 def run(call):
-    """Prints how it went; whether it failed."""
+    """Prints how it went; whether it passed."""
     tool, env = call if call in TOOLS else "", os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     options = f"compute-sanitizer --tool {tool} --target-processes application-only --error-exitcode 9"
     command = ["timeout", "-s", "ABRT", "500", *(options.split() if tool else []), sys.executable]

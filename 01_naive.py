@@ -69,8 +69,8 @@ def test():
     for M, N, K in (8, 8, 256), (1, 20, 33), (19, 1, 64), (9, 7, 257), (9, 9, 0), (0, 9, 9):
         for dtype in DTYPES:
             for a, b in zip(views(M, K), views(K, N)[::-1], strict=True):
-                torch.full((M, N), torch.nan, dtype=dtype, device=a.device)  # freed: C may lie there
                 exact = (a.double() @ b.double()).to(dtype)
+                torch.full((M, N), torch.nan, dtype=dtype, device=a.device)  # freed: C may lie there
                 assert torch.equal(naive_matmul(a, b).view(-1), exact.view(-1)), (M, N, K, dtype)
             a, b = torch.randn_like(a), torch.randn_like(b)
             exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()

@@ -13,7 +13,8 @@ import argparse
 import concurrent.futures
 import threading
 import timeit
-import unittest.mock
+from contextlib import suppress
+from unittest import TestCase, mock
 
 if __name__ == "__main__":
     import common
@@ -58,7 +59,7 @@ def matmul_kernel(
 
         accs = (tl.zeros((BLOCK_N, BLOCK_M) if SWAP else (BLOCK_M, BLOCK_N), dtype=tl.float32),) * PIECES
         for k in range(0, K, BLOCK_K):
-            b_tile = b.load([n, k]).T if B_T else b.load([k, n])  # (BLOCK_K, BLOCK_N)
+            b_tile = b.load([n, k]).T if B_T else b.load([k, n])
             for piece in tl.static_range(PIECES):  # of 192 rows, no power of two
                 a_tile = a.load([k, m + piece * BLOCK_M]).T if A_T else a.load([m + piece * BLOCK_M, k])
                 left, right = ((b_tile + 0.0).T, a_tile.T) if SWAP else (a_tile, b_tile)  # + 0.0: register
@@ -135,7 +136,7 @@ def laid_out(x, turned=False):
     (rows, columns), pitch = y.shape, y.stride(0)
     if y.stride(1) == 1 and columns <= pitch < 2**36 and y.data_ptr() % 16 == pitch * y.itemsize % 16 == 0:
         return x
-    y = y.new_empty(rows, columns + -columns % (64 if columns > 64 else 8))[:, :columns].copy_(y)
+    y = y.new_empty(rows, columns + -columns % (64 if columns > 512 else 8))[:, :columns].copy_(y)
     return y.T if turned else y
 
 
@@ -162,8 +163,7 @@ def plan(a, b, tf32=False, **more):
     grid = lambda meta: (min(tiles(meta), sms) if meta["PERSISTENT"] else tiles(meta), 1, 1)
     with TUNING, torch.cuda.device_of(a):  # None if interpreted
         kernel = tuned_kernel[grid](a=x, b=y, c=c, **more, **args, enable_fp_fusion=True) or matmul_kernel
-        meta = args | tuned_kernel.best_config.kwargs
-    names = matmul_kernel.arg_names[3:]
+        meta, names = args | tuned_kernel.best_config.kwargs, matmul_kernel.arg_names[3:]
     run, rest = kernel[grid(meta)], [meta[x] for x in names[len(more):]]
     in_a, in_b, in_c = layouts(**meta)
 
@@ -188,7 +188,7 @@ def matmul(a, b, **more):
     if torch.compiler.is_compiling() or torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return matmul_op(a, b, **more)
     if any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in (a, b)):
-        raise RuntimeError("no forward-mode gradients: dual tensors")
+        raise RuntimeError("no gradients of dual tensors")
     if INTERPRETED and a.dtype == torch.bfloat16 == b.dtype:  # it multiplies bits
         return matmul(a.float(), b.float(), **more).bfloat16()
     a, b, switch = a.resolve_neg(), b.resolve_neg(), torch.backends.cuda.matmul
@@ -216,19 +216,19 @@ def test_product():
     for M, N, K in (128, 128, 128), (1, 70, 33), (129, 1, 64), (130, 127, 193), (9, 9, 0), (0, 9, 9):
         for dtype in DTYPES:
             for a, b in zip(views(M, K), views(K, N)[::-1], strict=True):
-                torch.full((M, N), torch.nan, dtype=dtype, device=a.device)  # freed: C may lie there
                 exact = (a.double() @ b.double()).to(dtype)
+                torch.full((M, N), torch.nan, dtype=dtype, device=a.device)  # C may lie there
                 assert torch.equal(matmul(a, b).view(-1), exact.view(-1)), (M, N, K, dtype)
             a, b = torch.randn_like(a), torch.randn_like(b)
             exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
             bound = torch.finfo(dtype).eps / 2 * exact.abs() + K * 2**-24 * scale + 2**-25
             assert ((matmul(a, b) - exact).abs() <= bound).all(), dtype
-    for config in CONFIGS:  # alone, in several rounds
-        with unittest.mock.patch.object(tuned_kernel, "configs", [config]):
+    for config in CONFIGS:  # alone, if it fits
+        with mock.patch.object(tuned_kernel, "configs", [config]), suppress(triton.OutOfResources):
             a, b = views(264, 72)[0], views(72, 136)[2]
-            assert torch.equal(plan(a, b)(a, b).double(), a.double() @ b.double()), str(config)
+            assert torch.equal(plan(a, b)(-a, b).double(), -a.double() @ b.double()), config
     for error, words, x, y in (TypeError, "16.*32", b, b.float()), (ValueError, "72.*72", b, b):
-        with unittest.TestCase().assertRaisesRegex(error, words):
+        with TestCase().assertRaisesRegex(error, words):
             matmul(x, y)
 
 
@@ -264,7 +264,7 @@ def benchmark(product, M=8192, N=6144, K=4096, dtype=torch.float16, precision="h
     a, b = torch.randn(M, K, dtype=dtype, device="cuda"), torch.randn(K, N, dtype=dtype, device="cuda")
     if product is None:  # tuned, in row order
         plan(a, b, precision == "high")
-        with unittest.mock.patch.dict(tuned_kernel.best_config.kwargs, GROUP_M=1):
+        with mock.patch.dict(tuned_kernel.best_config.kwargs, GROUP_M=1):
             product = plan(a, b, precision == "high")
     ms = do_bench(lambda: product(a, b), quantiles=[0.5, 0.95, 0.05])
     return [common.tflops(M, N, K, t) for t in ms]

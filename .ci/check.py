@@ -12,7 +12,6 @@ BUDGETS = {  # lines, bytes
     "README.md": (150, 10000)}
 TEXTS = {name: (ROOT / name).read_text() for name in BUDGETS}
 SCRIPTS = [*BUDGETS][:4]
-README = TEXTS["README.md"]
 
 
 def budgets():
@@ -43,8 +42,8 @@ def private_names():
 
 def links():
     """The README's relative links, and the files that its commands name, are there."""
-    code = "\n".join(re.findall(r"```.*?```|`[^`]+`", README, re.DOTALL))
-    named = {link for link in re.findall(r"\]\(([^)#\s]+)", README) if "://" not in link}
+    code = "\n".join(re.findall(r"```.*?```|`[^`]+`", TEXTS["README.md"], re.DOTALL))
+    named = {link for link in re.findall(r"\]\(([^)#\s]+)", TEXTS["README.md"]) if "://" not in link}
     named |= set(re.findall(r"(?<![\w/])(?<!writefile )((?:\./|\.ci/)?\w+\.(?:py|sh)|\.ci/\w+)\b", code))
     return [f"README.md names {name}, which is not there" for name in named if not (ROOT / name).exists()]
 
@@ -52,7 +51,7 @@ def links():
 def figures():
     """Each of the README's figures stands on the page of results."""
     page = (ROOT / "results/nvidia-h200/README.md").read_text().replace(",", "")
-    text = re.sub(r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)|https?://\S+", "", README)
+    text = re.sub(r"(?s)```.*?```|`[^`]*`|\]\([^)]*\)|https?://\S+", "", TEXTS["README.md"])
     text = re.sub(r"\d{4}-\d\d-\d\d|\d+\.\d+\.\d+\S*", "", text)
     text = re.sub(r"(?i)(python|torch|triton|numpy|cuda|capability)( below)? \d+\.\d+", "", text)
     given = re.findall(r"\d[\d,]*\.\d+|\d[\d,]*(?=\s?(?:%|(?:TFLOPS|µs|ms|GB|s)\b))", text)

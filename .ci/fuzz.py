@@ -1,8 +1,8 @@
 """The four products against float64, on a GPU or the CPU: random cases, or what an option names.
 
 C must be the float64 product rounded once, bit for bit but for the sign of a zero or NaN. Operands lie in
-storage that is NaN elsewhere, and a NaN tensor of C's shape is freed ahead of each call. A case is four pairs
-of operands: two laid out alike, one a little aside, one otherwise. Half of 04's cases take any config.
+storage that is NaN elsewhere; C and copies are NaN before they are written. A case is four pairs of operands:
+two laid out alike, one a little aside, one otherwise. Half of 04's cases take any config.
 """
 import argparse
 import importlib
@@ -67,7 +67,7 @@ def attempt(product, a, b, last=0):
     whole = lambda x: x.new_empty(0, dtype=torch.uint8).set_(x.untyped_storage())  # what lies around x too
     operands = [whole(x) if len(x.untyped_storage()) < 2**31 else x for x in (a, b)]
     before, shape = [x.clone() for x in operands], (a.shape[0], b.shape[1])
-    torch.full(shape, torch.nan, dtype=a.dtype, device=a.device)  # freed at once: C may lie there
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills C and copies with NaN at first
     try:
         c = product(a, b)
         assert c.shape == shape and c.is_contiguous() and not c._is_view(), "C has another layout"

@@ -48,6 +48,7 @@ def exact(product, a, b):
 
 def sweep():
     """Random layouts through all, compared on the CPU; 04 takes three configs by lot and tunes nothing."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills C with NaN: initcheck is blind to TMA
     for case, dtype in enumerate(fuzz.DTYPES * 4):
         rng = fuzz.random.Random(case)
         precision, (M, N, K) = rng.choice(("high", "highest")), [rng.randint(1, 200) for _ in "MNK"]
@@ -58,9 +59,8 @@ def sweep():
         wanted = reference(a.cpu(), b.cpu())
         for number in "01", "02", "03":
             same(PRODUCTS[number](a, b).cpu(), wanted)
-        with patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros):  # initcheck is blind to TMA
-            for _ in range(3):
-                same(fuzz.any_config(rng, False, N, dtype.itemsize)(a, b).cpu(), wanted)
+        for _ in range(3):
+            same(fuzz.any_config(rng, False, N, dtype.itemsize)(a, b).cpu(), wanted)
 
 
 class Net(torch.nn.Module):
@@ -164,7 +164,7 @@ def descriptors():
         with patch.object(torch.version, "hip", "6"), contextlib.suppress(OutOfResources):
             with patch.object(grouped.tuned_kernel, "configs", [config]):
                 same(matmul(x, y), reference(x, y))
-    assert asked, "04 made them on the host"
+    assert len(asked) > len(grouped.CONFIGS), "few configs fit, or 04 made them on the host"
 
 
 def tf32():

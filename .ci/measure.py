@@ -82,6 +82,7 @@ def compare(product, size, what="float16", transposed=False, timers=(bench_ms, g
     some = torch.randperm(M, device="cuda")[:512]
     exact = a[some].double() @ b.double()
     row |= dict(what=what, m=M, n=N, k=K, error=((c[some].double() - exact).norm() / exact.norm()).item())
+    assert row["error"] < 0.01, row  # nor NaN
     for _ in range(20):
         torch.matmul(a, b)
     for timer in timers:

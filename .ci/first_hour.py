@@ -125,7 +125,7 @@ with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecu
     FILES |= {"copy/one.py": "\n\n".join(texts.values()), "copy/eno.py": "\n\n".join([*texts.values()][::-1])}
     for name, text in texts.items():
         few = re.sub("for M, N, K in .*:", "for M, N, K in [(9, 9, 9)]:", text)
-        few = re.sub("in (CONFIGS|DTYPES):", r"in \1[-1:]:", few).replace(", test_gradients:", ":")
+        few = re.sub(r"(CONFIGS|DTYPES)(\)?):", r"\1[-1:]\2:", few).replace(", test_gradients:", ":")
         FILES |= {f"copy/{name}": STUB, f"copy/few_{name[:2]}.py": few,
                   f"copy/with_{name[:2]}.py": "from __future__ import annotations\n" + text}
     for name, text in FILES.items():

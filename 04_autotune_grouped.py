@@ -44,7 +44,7 @@ def matmul_kernel(
     BLOCK_M: tl.constexpr, PIECES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr, PERSISTENT: tl.constexpr, UNIT: tl.constexpr,
 ):
-    N = N // UNIT * UNIT  # wide stores
+    N = N // UNIT * UNIT  # hint: wide stores
     SWAP: tl.constexpr = TF32 and not B_T  # C.T = B.T @ A.T: right side along K
     if not TMA:
         a = tl.make_tensor_descriptor(
@@ -208,7 +208,7 @@ matmul_op.register_autograd(
 
 
 def test_product():
-    """Exact on {-1, 0, 1} in any layout, normal values within half an ulp and K roundings; refusals."""
+    """Exact on {-1, 0, 1}, any layout, configs that fit; normal within half an ulp, K roundings; refusals."""
     def views(rows, columns):  # transposed, cut out of NaN, contiguous, rows expanded, every other column
         x = torch.randint(-1, 2, (rows, columns), device="cpu" if INTERPRETED else "cuda").to(dtype)
         cut = torch.nn.functional.pad(x, (5, 4, 3, 6), value=torch.nan)[3:-6, 5:-4]
@@ -223,7 +223,7 @@ def test_product():
             exact, scale = a.double() @ b.double(), a.double().abs() @ b.double().abs()
             bound = torch.finfo(dtype).eps / 2 * exact.abs() + K * 2**-24 * scale + 2**-25
             assert ((matmul(a, b) - exact).abs() <= bound).all(), dtype
-    for i, config in enumerate(CONFIGS):  # alone, if it fits
+    for i, config in enumerate(CONFIGS):  # alone
         with mock.patch.object(tuned_kernel, "configs", [config]), suppress(triton.OutOfResources):
             a, b = views(264, 72)[i % 2], views(72, 136)[2]
             assert torch.equal(plan(a, b)(-a, b).double(), -a.double() @ b.double()), config

@@ -4,7 +4,7 @@ Every wrapper is called on pretended cards, where kernels are compiled and loade
 - They fit the card's shared memory: of 04's configs one for each product (the tuner skips others), and each
   config for some product. Blocks are powers of two from 16 up. Tensor descriptors are such as TMA takes.
 - float16 and bfloat16 take the card's own tensor core instruction; none on sm_75.
-- Float16 of sides that 16 divides is loaded, 8 in 04 stored too, 16 bytes at a time; by TMA if 04 has it.
+- Float16 is loaded 16 bytes at a time where 16 divides the sides, or by TMA; 04 stores so where 8 divides N.
 - 04 on an H200: a tuning that failed leaves nothing behind, and a plan is launched on the operands at hand.
 All of 04's configs are compiled for the first card, samples for others. Arguments: the cards, if not all.
 """

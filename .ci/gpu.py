@@ -1,7 +1,7 @@
 """What needs a GPU: streams, threads, graphs, torch.compile, gradients, the tuner, memory, the sanitizer.
 
-Each case is a process of its own, with 500 seconds at the most. Values are from {-1, 0, 1} and compared bit
-for bit; «all» are 01 to 04. Arguments: cases, such as "streams()" or memcheck, if not all.
+Each case is a process of its own, with 500 seconds at the most. Values are from {-1, 0, 1}, in tf32() not,
+and compared bit for bit; «all» are 01 to 04. Arguments: cases, such as "streams()" or memcheck, if not all.
 """
 import concurrent.futures
 import contextlib
